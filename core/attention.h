@@ -1,0 +1,115 @@
+/*
+ * Attention over the rows of one sequence and KV head: the scalar oracle of all kernels.
+ *
+ * The summation order is fixed, so the same rows give the same bits, whatever else is in the batch: scores
+ * and the weighted sum are kept in float64, tokens are taken in pieces of KV_ATTENTION_PIECE_TOKENS that
+ * begin at multiples of it, with a running maximum per piece (no score buffer that grows with the sequence).
+ * Rows are never rotated back; the query is rotated before and the output after. Bound: 1e-5 relative L2
+ * against float64 attention over the decoded rows.
+ *
+ * Pure functions, any thread; scratch is the caller's, one per thread. No heap.
+ */
+#ifndef CORE_ATTENTION_H
+#define CORE_ATTENTION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/format.h"
+
+#define KV_ATTENTION_PIECE_TOKENS 64u
+#define KV_ATTENTION_QUERIES_MAX  8u /* that share one pass over the rows; more take more passes */
+
+/*
+ * Where row t of one KV head lies:
+ *
+ *	base + block_table[t / block_size] * block_bytes + (t % block_size) * token_bytes + head_offset_bytes
+ *
+ * For a page tensor [blocks, block_size, kv_heads, row_bytes]: token_bytes = kv_heads * row_bytes,
+ * block_bytes = block_size * token_bytes, head_offset_bytes = head * row_bytes. The table's entries were
+ * checked when the batch was planned. block_table NULL: block b is block b.
+ */
+struct kv_row_view {
+	const uint8_t *base;
+	const uint32_t *block_table; /* [ceil(token_hi / block_size)] */
+	uint32_t block_size;
+	uint64_t block_bytes;
+	uint64_t token_bytes;
+	uint64_t head_offset_bytes;
+};
+
+static inline const uint8_t *kv_row_view_at(const struct kv_row_view *view, uint32_t token_idx)
+{
+	const uint32_t entry_idx = token_idx / view->block_size;
+	const uint64_t block_idx = view->block_table ? view->block_table[entry_idx] : entry_idx;
+
+	return view->base + block_idx * view->block_bytes +
+		(token_idx % view->block_size) * view->token_bytes + view->head_offset_bytes;
+}
+
+/*
+ * What the layer and the query head ask for. A zeroed option is off, so that an initialiser that names only
+ * `scale` stays right when options are added. The order in which a logit is made: scale * <q, k>, then what
+ * belongs to the query alone, then what depends on the position, then the cap; sinks join the denominator
+ * last.
+ */
+struct kv_attention_options {
+	float scale; /* usually 1 / sqrt(k head_dim) */
+};
+
+struct kv_attention_input {
+	const struct kv_row_codec *k_codec;
+	const struct kv_row_codec *v_codec;
+	struct kv_row_view k;
+	struct kv_row_view v;
+	const float *q; /* [n_queries, k head_dim]: all query heads of this KV head, or any part of them */
+	uint32_t n_queries; /* at least 1 */
+	/* Attends to tokens [token_lo, token_hi): a window of W over L tokens is [max(0, L - W), L). */
+	uint32_t token_lo;
+	uint32_t token_hi;
+	/*
+	 * The caller rotated q already, or wants the output in the basis of the stored rows. Only for codecs
+	 * of one basis (kv_row_codec_has_one_basis); without a rotation it changes nothing.
+	 */
+	bool q_is_rotated;
+	bool out_is_rotated;
+};
+
+struct kv_attention_scratch {
+	double q_prepared[KV_ATTENTION_QUERIES_MAX][KV_PREPARED_DIM_MAX];
+	double acc[KV_ATTENTION_QUERIES_MAX][KV_PREPARED_DIM_MAX];
+	double weights[KV_ATTENTION_QUERIES_MAX]
+		      [KV_ATTENTION_PIECE_TOKENS]; /* logits, then exp(logit - max) */
+	double max[KV_ATTENTION_QUERIES_MAX];
+	double sum[KV_ATTENTION_QUERIES_MAX];
+	double expanded[KV_PREPARED_DIM_MAX];
+};
+
+/*
+ * out[n_queries, v head_dim], in the channels' own basis; lse[n_queries], the natural logarithm of the
+ * softmax denominator, or NULL. Nothing to attend to (token_lo >= token_hi): out is 0 and lse -infinity; no
+ * row and no table entry is read. A query's result does not depend on the other queries.
+ */
+void kv_attention_rows(const struct kv_attention_input *input, const struct kv_attention_options *options,
+	struct kv_attention_scratch *scratch, float *out, float *lse);
+
+/*
+ * The same in float64 over plain float rows, in another way (two passes, rows as they are), to measure
+ * against. Row t begins at k + t * k_stride and v + t * v_stride (in floats). k NULL: all keys are zero, the
+ * control beside every figure of quality. out[v_dim].
+ */
+struct kv_attention_exact_input {
+	const float *q; /* [k_dim] */
+	const float *k;
+	const float *v;
+	uint64_t k_stride;
+	uint64_t v_stride;
+	uint32_t k_dim;
+	uint32_t v_dim;
+	uint32_t token_lo;
+	uint32_t token_hi;
+	double scale;
+};
+void kv_attention_exact(const struct kv_attention_exact_input *input, double *out, double *lse);
+
+#endif

@@ -1,0 +1,397 @@
+/*
+ * Audit of one pool: every number is counted again from block tables, plans and lists.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/audit_internal.h"
+#include "core/domain_internal.h"
+#include "core/memory.h"
+#include "core/report.h"
+
+/* What is counted, and where the first difference goes. */
+struct audit {
+	struct kv_pool *pool;
+	struct kv_plan *const *plans;
+	uint32_t n_plans;
+	struct kv_error *err;
+	uint32_t *owners[KV_GROUPS_MAX], *in_flight[KV_GROUPS_MAX]; /* [n_blocks] */
+	uint64_t *layer_tokens; /* [n_layers] of sequences that are counted */
+	uint64_t n_tokens, n_chunks;
+	uint32_t n_live, n_gone;
+	struct kv_memory_report sequences; /* sums over reports */
+};
+
+static enum kv_status take_scratch(struct audit *audit)
+{
+	const struct kv_pool_spec *spec = audit->pool->spec;
+
+	audit->layer_tokens = kv_alloc(spec->n_layers, sizeof(audit->layer_tokens[0]));
+	bool is_whole = audit->layer_tokens != NULL;
+
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		audit->owners[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		audit->in_flight[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		is_whole = is_whole && audit->owners[g] && audit->in_flight[g];
+	}
+	return is_whole ? KV_OK : kv_fail(audit->err, KV_NO_MEMORY, "audit: scratch");
+}
+
+static void return_scratch(struct audit *audit)
+{
+	const struct kv_pool_spec *spec = audit->pool->spec;
+
+	kv_free(audit->layer_tokens);
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		kv_pages_free(audit->owners[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		kv_pages_free(audit->in_flight[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+	}
+}
+
+/* ---- sequences ---- */
+
+static enum kv_status count_table(struct audit *audit, const struct kv_sequence *sequence, uint32_t g)
+{
+	const struct kv_pool *pool = audit->pool;
+	const struct kv_block_table *table = &sequence->tables[g];
+
+	for (uint32_t first = 0; first < table->n_blocks; first += KV_CHUNK_ENTRIES) {
+		const uint32_t n_left = table->n_blocks - first;
+		const uint32_t n = n_left < KV_CHUNK_ENTRIES ? n_left : KV_CHUNK_ENTRIES;
+		uint32_t entries[KV_CHUNK_ENTRIES];
+
+		kv_block_table_copy(table, &pool->tables, first, n, entries);
+		for (uint32_t i = 0; i < n; i++) {
+			if (entries[i] >= pool->spec->n_blocks[g])
+				return kv_fail(audit->err, KV_INTERNAL,
+					"audit: sequence %llu, group %u, entry %u: block %u of %u",
+					(unsigned long long)sequence->id, g, first + i, entries[i],
+					pool->spec->n_blocks[g]);
+			audit->owners[g][entries[i]]++;
+		}
+	}
+	return KV_OK;
+}
+
+static enum kv_status fail_sequence(
+	const struct audit *audit, const struct kv_sequence *sequence, const char *what)
+{
+	return kv_fail(audit->err, KV_INTERNAL, "audit: %s %llu: %s",
+		sequence->is_zombie ? "zombie" : "sequence", (unsigned long long)sequence->id, what);
+}
+
+/* Lengths, tables and places of one that handles and ids find. */
+static enum kv_status check_live(struct audit *audit, const struct kv_sequence *sequence)
+{
+	const struct kv_pool_spec *spec = audit->pool->spec;
+	struct kv_session *session = sequence->session;
+	uint32_t n_needed[KV_GROUPS_MAX];
+
+	if (kv_sequence_find(session, sequence->id) != sequence)
+		return fail_sequence(audit, sequence, "its id does not find it");
+	if (kv_sequence_tree_at_least(kv_slot_of(session)->tree, sequence->id) != sequence)
+		return fail_sequence(audit, sequence, "the listing does not find it");
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		if (sequence->committed[l] > sequence->planned[l])
+			return fail_sequence(audit, sequence, "more is committed than planned");
+		if (sequence->planned[l] > session->tokens_max)
+			return fail_sequence(audit, sequence, "longer than tokens_max");
+		if (sequence->n_items == 0 && sequence->committed[l] != sequence->planned[l])
+			return fail_sequence(audit, sequence, "planned and committed differ without an item");
+	}
+	kv_sequence_blocks_needed(sequence, n_needed);
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		if (sequence->tables[g].n_blocks < n_needed[g])
+			return fail_sequence(audit, sequence, "its table is shorter than its length needs");
+		if (sequence->tables[g].n_blocks > n_needed[g] && !kv_list_is_linked(&sequence->in_surplus))
+			return fail_sequence(audit, sequence, "its table is longer and nobody will cut it");
+	}
+	return KV_OK;
+}
+
+static enum kv_status count_live(struct audit *audit, const struct kv_sequence *sequence)
+{
+	struct kv_memory_report report;
+	uint32_t length_min, length_max;
+
+	kv_sequence_lengths(sequence, &length_min, &length_max);
+	audit->n_live++;
+	audit->n_tokens += length_min;
+	for (uint32_t l = 0; l < audit->pool->spec->n_layers; l++)
+		audit->layer_tokens[l] += sequence->committed[l];
+	kv_report_sequence(sequence, &report);
+	audit->sequences.payload_bytes += report.payload_bytes;
+	audit->sequences.norms_bytes += report.norms_bytes;
+	audit->sequences.scales_bytes += report.scales_bytes;
+	audit->sequences.zeros_bytes += report.zeros_bytes;
+	audit->sequences.exact_bytes += report.exact_bytes;
+	audit->sequences.stored_bytes += report.stored_bytes;
+	audit->sequences.dense_equivalent_bytes += report.dense_equivalent_bytes;
+	return check_live(audit, sequence);
+}
+
+static enum kv_status audit_sequences(struct audit *audit)
+{
+	struct kv_pool *pool = audit->pool;
+	const struct kv_sequence_slab *slab = pool->slab;
+	uint32_t n_used = 0;
+	enum kv_status status = KV_OK;
+
+	for (uint32_t i = 0; i < slab->n_touched && status == KV_OK; i++) {
+		const struct kv_sequence *sequence = &slab->sequences[i];
+
+		if (!sequence->pool)
+			continue;
+		n_used++;
+		audit->n_chunks += kv_sequence_n_chunks(sequence);
+		for (uint32_t g = 0; g < pool->spec->n_groups && status == KV_OK; g++)
+			status = count_table(audit, sequence, g);
+		if (status != KV_OK)
+			break;
+		if (!kv_list_is_linked(&sequence->in_session))
+			return fail_sequence(audit, sequence, "it is in no list");
+		if (sequence->is_zombie != (sequence->session == NULL))
+			return fail_sequence(audit, sequence, "a zombie has no session, the others have one");
+		if (kv_sequence_is_live(sequence))
+			status = count_live(audit, sequence);
+		else
+			audit->n_gone++;
+	}
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "sequence objects", slab->n_used, n_used);
+	if (status == KV_OK)
+		status = kv_audit_equal(
+			audit->err, "free sequence objects", slab->n_freed, slab->n_touched - n_used);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "sequences", pool->n_sequences, audit->n_live);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "zombies", pool->n_zombies, audit->n_gone);
+	return status;
+}
+
+/* ---- blocks ---- */
+
+struct flight_counter {
+	struct kv_plan_visitor base;
+	struct audit *audit;
+};
+
+static void count_flight(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx)
+{
+	struct audit *audit = kv_container_of(visitor, struct flight_counter, base)->audit;
+
+	KV_ASSERT(block_idx < audit->pool->spec->n_blocks[group_idx]);
+	audit->in_flight[group_idx][block_idx]++;
+}
+
+static enum kv_status fail_block(
+	const struct audit *audit, uint32_t g, uint32_t idx, const char *what, uint32_t got, uint32_t counted)
+{
+	return kv_fail(audit->err, KV_INTERNAL, "audit: group %u, block %u: %s: recorded %u, counted %u", g,
+		idx, what, got, counted);
+}
+
+static enum kv_status audit_free_ids(struct audit *audit, uint32_t g)
+{
+	const struct kv_block_pool *blocks = &audit->pool->blocks[g];
+	uint32_t *seen = audit->in_flight[g]; /* compared already: used again as marks */
+
+	for (uint32_t i = 0; i < blocks->n_freed; i++) {
+		const uint32_t idx = blocks->free_ids[i];
+
+		if (idx >= blocks->n_touched || blocks->owners[idx] > 0 || blocks->in_flight[idx] > 0)
+			return fail_block(audit, g, idx, "in the free list but used", blocks->owners[idx],
+				blocks->in_flight[idx]);
+		if (seen[idx]++ > 0)
+			return fail_block(audit, g, idx, "times in the free list", 1, 2);
+	}
+	return kv_audit_equal(audit->err, "blocks in the free list", blocks->counts.n_free,
+		(uint64_t)blocks->n_freed + blocks->n_blocks - blocks->n_touched);
+}
+
+static enum kv_status audit_counts(struct audit *audit, uint32_t g)
+{
+	const struct kv_block_pool *blocks = &audit->pool->blocks[g];
+	const struct kv_block_counts *counts = &blocks->counts;
+	struct kv_block_counts counted = { 0 };
+	enum kv_status status;
+
+	for (uint32_t i = 0; i < blocks->n_blocks; i++) {
+		const uint32_t n_owners = audit->owners[g][i], n_in_flight = audit->in_flight[g][i];
+
+		if (blocks->owners[i] != n_owners)
+			return fail_block(audit, g, i, "owners", blocks->owners[i], n_owners);
+		if (blocks->in_flight[i] != n_in_flight)
+			return fail_block(audit, g, i, "in flight", blocks->in_flight[i], n_in_flight);
+		counted.n_shared += n_owners > 1;
+		counted.n_owned += n_owners == 1;
+		counted.n_draining += n_owners == 0 && n_in_flight > 0;
+		counted.n_free += n_owners == 0 && n_in_flight == 0;
+	}
+	kv_list_for_each(node, &audit->pool->sessions)
+		counted.n_reserved +=
+			kv_container_of(node, struct kv_session, in_pool)->n_blocks_reserved[g];
+	status = kv_audit_equal(audit->err, "blocks in all", counts->n_total, blocks->n_blocks);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "free blocks", counts->n_free, counted.n_free);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "owned blocks", counts->n_owned, counted.n_owned);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "shared blocks", counts->n_shared, counted.n_shared);
+	if (status == KV_OK)
+		status = kv_audit_equal(
+			audit->err, "draining blocks", counts->n_draining, counted.n_draining);
+	if (status == KV_OK)
+		status = kv_audit_equal(
+			audit->err, "reserved blocks", counts->n_reserved, counted.n_reserved);
+	if (status == KV_OK && counts->n_reserved > counts->n_free)
+		status = kv_audit_equal(
+			audit->err, "free blocks for reservations", counts->n_free, counts->n_reserved);
+	return status;
+}
+
+static enum kv_status audit_blocks(struct audit *audit)
+{
+	const struct kv_pool *pool = audit->pool;
+	struct flight_counter counter = { { count_flight }, audit };
+	enum kv_status status = KV_OK;
+
+	for (uint32_t i = 0; i < audit->n_plans; i++) {
+		if (audit->plans[i]->pool == pool)
+			kv_plan_visit_blocks(audit->plans[i], &counter.base);
+	}
+	for (uint32_t g = 0; g < pool->spec->n_groups && status == KV_OK; g++) {
+		status = audit_counts(audit, g);
+		if (status == KV_OK) {
+			memset(audit->in_flight[g], 0, sizeof(uint32_t) * (uint64_t)pool->spec->n_blocks[g]);
+			status = audit_free_ids(audit, g);
+		}
+		if (status != KV_OK)
+			kv_error_wrap(audit->err, "group %u", g);
+	}
+	return status;
+}
+
+/* ---- tables, sessions, report ---- */
+
+static enum kv_status audit_tables(struct audit *audit)
+{
+	const struct kv_table_arena *arena = &audit->pool->tables;
+	uint32_t n_free = 0;
+	enum kv_status status =
+		kv_audit_equal(audit->err, "table chunks", arena->n_chunks_used, audit->n_chunks);
+
+	for (uint32_t i = arena->free_idx; i != UINT32_MAX && n_free <= arena->n_chunks_touched;
+		i = arena->chunks[i].next_idx)
+		n_free++;
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "free table chunks", n_free,
+			arena->n_chunks_touched - arena->n_chunks_used);
+	return status;
+}
+
+static uint32_t list_length(const struct kv_list *list)
+{
+	uint32_t n = 0;
+
+	kv_list_for_each(node, list)
+		n++;
+	return n;
+}
+
+/* Sums of the pool, in terms of its sessions and of its sequences. */
+static enum kv_status audit_sessions(struct audit *audit)
+{
+	struct kv_pool *pool = audit->pool;
+	uint64_t n_tokens = 0, n_chunks_live = 0, n_stored = 0;
+	uint32_t n_listed = 0;
+	enum kv_status status = KV_OK;
+
+	kv_list_for_each(node, &pool->sessions)
+	{
+		struct kv_session *session = kv_container_of(node, struct kv_session, in_pool);
+		struct kv_memory_report report;
+
+		if (session->state != KV_SESSION_OPEN || session->pool != pool)
+			return kv_fail(audit->err, KV_INTERNAL, "audit: session %016llx in the wrong list",
+				(unsigned long long)session->handle);
+		status = kv_audit_equal(audit->err, "sequences of a session", session->n_sequences,
+			list_length(&session->sequences));
+		if (status != KV_OK)
+			return status;
+		kv_report_session(session, &report);
+		n_listed += session->n_sequences;
+		n_tokens += report.n_tokens;
+		n_stored += report.stored_bytes;
+		n_chunks_live += kv_slot_of(session)->n_chunks;
+		kv_list_for_each(in_session, &session->sequences)
+			n_chunks_live -= kv_sequence_n_chunks(
+				kv_container_of(in_session, struct kv_sequence, in_session));
+	}
+	status = kv_audit_equal(
+		audit->err, "sessions of the pool", pool->n_sessions, list_length(&pool->sessions));
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "sequences of sessions", pool->n_sequences, n_listed);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "tokens of sessions", n_tokens, audit->n_tokens);
+	if (status == KV_OK)
+		status = kv_audit_equal(
+			audit->err, "bytes of sessions", n_stored, audit->sequences.stored_bytes);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "table chunks of sessions", n_chunks_live, 0);
+	return status;
+}
+
+static enum kv_status audit_report(struct audit *audit)
+{
+	const struct kv_pool *pool = audit->pool;
+	const struct kv_memory_report *sum = &audit->sequences;
+	struct kv_memory_report report;
+	uint64_t n_page_bytes = 0;
+	enum kv_status status = kv_audit_equal(audit->err, "tokens", pool->n_tokens_committed, audit->n_tokens);
+
+	for (uint32_t l = 0; l < pool->spec->n_layers && status == KV_OK; l++)
+		status = kv_audit_equal(
+			audit->err, "tokens of a layer", pool->layer_tokens[l], audit->layer_tokens[l]);
+	if (status != KV_OK)
+		return status;
+	kv_report_pool(pool, &report);
+	KV_ASSERT(kv_pool_spec_page_bytes(pool->spec, &n_page_bytes));
+	status = kv_audit_equal(audit->err, "bytes of blocks",
+		report.stored_bytes + report.workspace_bytes + report.reserved_bytes + report.free_bytes,
+		n_page_bytes);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "payload", report.payload_bytes, sum->payload_bytes);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "norms", report.norms_bytes, sum->norms_bytes);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "scales", report.scales_bytes, sum->scales_bytes);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "zeros", report.zeros_bytes, sum->zeros_bytes);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "exact", report.exact_bytes, sum->exact_bytes);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "dense equivalent", report.dense_equivalent_bytes,
+			sum->dense_equivalent_bytes);
+	return status;
+}
+
+enum kv_status kv_audit_pool(
+	struct kv_pool *pool, struct kv_plan *const plans[], uint32_t n_plans, struct kv_error *err)
+{
+	struct audit audit = { .pool = pool, .plans = plans, .n_plans = n_plans, .err = err };
+	enum kv_status status = take_scratch(&audit);
+
+	if (status == KV_OK)
+		status = audit_sequences(&audit);
+	if (status == KV_OK)
+		status = audit_blocks(&audit);
+	if (status == KV_OK)
+		status = audit_tables(&audit);
+	if (status == KV_OK)
+		status = audit_sessions(&audit);
+	if (status == KV_OK)
+		status = audit_report(&audit);
+	return_scratch(&audit);
+	return status;
+}

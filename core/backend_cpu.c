@@ -1,0 +1,587 @@
+/*
+ * Batches wait in a queue and are run one at a time, in order; the workers share the tasks of the current
+ * phase. Whoever finishes the last task of a phase opens the next one, so there is no coordinating thread and
+ * no barrier to sleep at. Jobs have a thread of their own: a long one must not delay batches.
+ *
+ * One mutex guards everything but the tasks themselves. The eventfd is written when a batch or a job is
+ * finished.
+ */
+#include "core/backend_cpu.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "core/batch_run.h"
+#include "core/checked.h"
+#include "core/clock.h"
+#include "core/memory.h"
+#include "core/system_memory.h"
+
+#define PAGE_BYTES  4096u
+#define JOBS_MAX    16u
+#define STACK_BYTES (512u * 1024) /* the deepest call needs about 8 KiB; work memory is not on the stack */
+#define CHUNKS_EACH 4u   /* pieces of a phase per worker: few locks, and still even when tasks differ */
+#define CHUNK_MAX   256u /* tasks; bounds how long a worker is deaf to the end of a phase */
+
+struct kv_backend_pool {
+	struct kv_batch_pages pages;
+};
+
+struct batch_queue {
+	struct kv_batch *first, *last;
+};
+struct job_queue {
+	struct kv_job *first, *last;
+};
+
+struct worker {
+	struct cpu_backend *backend;
+	pthread_t thread;
+	bool is_started;
+	struct kv_batch_scratch *scratch;
+};
+
+struct cpu_backend {
+	struct kv_backend base;
+	uint32_t n_threads;
+	struct worker *workers; /* [n_threads], or one without a thread */
+	struct worker job_worker;
+	int event_fd;
+	uint8_t *arena;
+	uint64_t arena_bytes;
+	bool has_lock;
+	pthread_mutex_t mutex; /* guards all below */
+	pthread_cond_t work, job_work;
+	bool is_ending;
+	struct batch_queue waiting, finished;
+	struct job_queue jobs_waiting, jobs_finished;
+	uint32_t n_jobs_waiting;
+	uint32_t n_idle; /* workers that sleep */
+	/* The batch that is being run, NULL if none. */
+	struct kv_batch *active;
+	uint64_t active_start_ns;
+	enum kv_batch_phase phase;
+	uint64_t n_tasks, next_task, chunk; /* of the phase */
+	uint32_t n_running;                 /* workers inside a chunk */
+};
+
+static struct cpu_backend *from_base(struct kv_backend *backend)
+{
+	return kv_container_of(backend, struct cpu_backend, base);
+}
+
+/* ---- queues ---- */
+
+static void batch_push(struct batch_queue *queue, struct kv_batch *batch)
+{
+	batch->next = NULL;
+	if (queue->last)
+		queue->last->next = batch;
+	else
+		queue->first = batch;
+	queue->last = batch;
+}
+
+static struct kv_batch *batch_pop(struct batch_queue *queue)
+{
+	struct kv_batch *batch = queue->first;
+
+	if (!batch)
+		return NULL;
+	queue->first = batch->next;
+	if (!queue->first)
+		queue->last = NULL;
+	batch->next = NULL;
+	return batch;
+}
+
+static void job_push(struct job_queue *queue, struct kv_job *job)
+{
+	job->next = NULL;
+	if (queue->last)
+		queue->last->next = job;
+	else
+		queue->first = job;
+	queue->last = job;
+}
+
+static struct kv_job *job_pop(struct job_queue *queue)
+{
+	struct kv_job *job = queue->first;
+
+	if (!job)
+		return NULL;
+	queue->first = job->next;
+	if (!queue->first)
+		queue->last = NULL;
+	job->next = NULL;
+	return job;
+}
+
+static void lock(struct cpu_backend *cpu)
+{
+	KV_ASSERT(pthread_mutex_lock(&cpu->mutex) == 0);
+}
+
+static void unlock(struct cpu_backend *cpu)
+{
+	KV_ASSERT(pthread_mutex_unlock(&cpu->mutex) == 0);
+}
+
+static void signal_event(struct cpu_backend *cpu)
+{
+	const uint64_t one = 1;
+
+	/* Fails only when the counter is full, and then the descriptor is readable anyway. */
+	(void)!write(cpu->event_fd, &one, sizeof(one));
+}
+
+/* ---- running batches; all with the lock held ---- */
+
+/* Opens phases until one has tasks; false when the batch is through. */
+static bool open_phase(struct cpu_backend *cpu, int phase)
+{
+	const struct kv_batch_pages *pages = &cpu->active->pool->pages;
+	const uint32_t n_workers = cpu->n_threads > 0 ? cpu->n_threads : 1;
+
+	for (; phase < KV_PHASES; phase++) {
+		cpu->phase = (enum kv_batch_phase)phase;
+		cpu->n_tasks = kv_batch_n_tasks(pages, cpu->active, cpu->phase);
+		cpu->next_task = 0;
+		if (cpu->n_tasks == 0)
+			continue;
+		cpu->chunk = cpu->n_tasks / ((uint64_t)n_workers * CHUNKS_EACH);
+		if (cpu->chunk > CHUNK_MAX)
+			cpu->chunk = CHUNK_MAX;
+		if (cpu->chunk == 0)
+			cpu->chunk = 1;
+
+		/* This worker takes one chunk itself; nobody is woken for nothing. */
+		const uint64_t n_chunks = (cpu->n_tasks + cpu->chunk - 1) / cpu->chunk;
+
+		for (uint64_t i = 1; i < n_chunks && i <= cpu->n_idle; i++)
+			pthread_cond_signal(&cpu->work);
+		return true;
+	}
+	return false;
+}
+
+static void finish_batch(struct cpu_backend *cpu)
+{
+	struct kv_batch *batch = cpu->active;
+
+	kv_batch_end(&batch->pool->pages, batch);
+	batch->status = KV_OK;
+	batch->copy_in_us = batch->copy_out_us = 0; /* everything lies where it is used */
+	batch->kernel_us =
+		(uint32_t)((kv_clock_now_ns(kv_clock_system()) - cpu->active_start_ns) / KV_NS_PER_US);
+	cpu->active = NULL;
+	batch_push(&cpu->finished, batch);
+	signal_event(cpu);
+}
+
+/* True when there is something for a worker to take from the active batch. */
+static bool has_task(struct cpu_backend *cpu)
+{
+	while (!cpu->active) {
+		cpu->active = batch_pop(&cpu->waiting);
+		if (!cpu->active)
+			return false;
+		cpu->active_start_ns = kv_clock_now_ns(kv_clock_system());
+		if (!open_phase(cpu, 0))
+			finish_batch(cpu);
+	}
+	return cpu->next_task < cpu->n_tasks;
+}
+
+/* Takes a chunk, runs it without the lock, and moves the batch on if it was the last of its phase. */
+static void run_chunk(struct cpu_backend *cpu, struct kv_batch_scratch *scratch)
+{
+	struct kv_batch *batch = cpu->active;
+	const enum kv_batch_phase phase = cpu->phase;
+	const uint64_t first = cpu->next_task;
+	const uint64_t end = cpu->n_tasks - first < cpu->chunk ? cpu->n_tasks : first + cpu->chunk;
+
+	cpu->next_task = end;
+	cpu->n_running++;
+	unlock(cpu);
+	for (uint64_t i = first; i < end; i++) {
+		const struct kv_finding finding =
+			kv_batch_run_task(&batch->pool->pages, batch, phase, i, scratch);
+
+		if (finding.result.status == KV_OK)
+			continue;
+		lock(cpu);
+		kv_batch_merge(batch, &finding);
+		unlock(cpu);
+	}
+	lock(cpu);
+	cpu->n_running--;
+	if (cpu->next_task == cpu->n_tasks && cpu->n_running == 0 && !open_phase(cpu, (int)phase + 1))
+		finish_batch(cpu);
+}
+
+static void *worker_main(void *arg)
+{
+	struct worker *worker = arg;
+	struct cpu_backend *cpu = worker->backend;
+
+	lock(cpu);
+	for (;;) {
+		if (has_task(cpu)) {
+			run_chunk(cpu, worker->scratch);
+			continue;
+		}
+		/* What is in flight is finished first; a batch that others still run needs no help. */
+		if (cpu->is_ending && !cpu->waiting.first)
+			break;
+		cpu->n_idle++;
+		KV_ASSERT(pthread_cond_wait(&cpu->work, &cpu->mutex) == 0);
+		cpu->n_idle--;
+	}
+	unlock(cpu);
+	return NULL;
+}
+
+static void *job_main(void *arg)
+{
+	struct worker *worker = arg;
+	struct cpu_backend *cpu = worker->backend;
+
+	lock(cpu);
+	for (;;) {
+		struct kv_job *job = job_pop(&cpu->jobs_waiting);
+
+		if (job) {
+			cpu->n_jobs_waiting--;
+			unlock(cpu);
+			job->run(job);
+			lock(cpu);
+			job_push(&cpu->jobs_finished, job);
+			signal_event(cpu);
+			continue;
+		}
+		if (cpu->is_ending)
+			break;
+		KV_ASSERT(pthread_cond_wait(&cpu->job_work, &cpu->mutex) == 0);
+	}
+	unlock(cpu);
+	return NULL;
+}
+
+/* ---- the interface ---- */
+
+static enum kv_status cpu_submit(struct kv_backend *base, struct kv_batch *batch, struct kv_error *err)
+{
+	struct cpu_backend *cpu = from_base(base);
+
+	(void)err;
+	lock(cpu);
+	batch_push(&cpu->waiting, batch);
+	if (cpu->n_threads > 0) {
+		pthread_cond_signal(&cpu->work);
+	} else {
+		while (has_task(cpu))
+			run_chunk(cpu, cpu->workers[0].scratch);
+	}
+	unlock(cpu);
+	return KV_OK;
+}
+
+static struct kv_batch *cpu_reap(struct kv_backend *base)
+{
+	struct cpu_backend *cpu = from_base(base);
+
+	lock(cpu);
+
+	struct kv_batch *batch = batch_pop(&cpu->finished);
+
+	unlock(cpu);
+	return batch;
+}
+
+static bool cpu_job_post(struct kv_backend *base, struct kv_job *job)
+{
+	struct cpu_backend *cpu = from_base(base);
+
+	if (cpu->n_threads == 0) {
+		job->run(job);
+		job_push(&cpu->jobs_finished, job);
+		signal_event(cpu);
+		return true;
+	}
+	lock(cpu);
+
+	const bool has_room = cpu->n_jobs_waiting < JOBS_MAX;
+
+	if (has_room) {
+		cpu->n_jobs_waiting++;
+		job_push(&cpu->jobs_waiting, job);
+		pthread_cond_signal(&cpu->job_work);
+	}
+	unlock(cpu);
+	return has_room;
+}
+
+static struct kv_job *cpu_job_reap(struct kv_backend *base)
+{
+	struct cpu_backend *cpu = from_base(base);
+
+	lock(cpu);
+
+	struct kv_job *job = job_pop(&cpu->jobs_finished);
+
+	unlock(cpu);
+	return job;
+}
+
+static int cpu_event_fd(struct kv_backend *base)
+{
+	return from_base(base)->event_fd;
+}
+
+static void cpu_info(struct kv_backend *base, struct kv_backend_info *out)
+{
+	const struct cpu_backend *cpu = from_base(base);
+
+	memset(out, 0, sizeof(*out));
+	snprintf(out->device, sizeof(out->device), "CPU (scalar), %u thread%s", cpu->n_threads,
+		cpu->n_threads == 1 ? "" : "s");
+#if defined(__x86_64__)
+	snprintf(out->instruction_set, sizeof(out->instruction_set), "x86-64");
+#elif defined(__aarch64__)
+	snprintf(out->instruction_set, sizeof(out->instruction_set), "aarch64");
+#else
+	snprintf(out->instruction_set, sizeof(out->instruction_set), "generic");
+#endif
+	out->memory_bytes = cpu->arena_bytes;
+	out->n_threads = cpu->n_threads;
+}
+
+/* Every format that a spec can name has a codec, and the codec is all that this backend needs. */
+static enum kv_status cpu_pool_check(
+	struct kv_backend *base, const struct kv_pool_spec *spec, uint64_t *arena_bytes, struct kv_error *err)
+{
+	uint64_t n_bytes = 0;
+
+	(void)base;
+	if (!kv_batch_pages_bytes(spec, &n_bytes) || n_bytes > UINT64_MAX - PAGE_BYTES)
+		return kv_fail(
+			err, KV_UNSUPPORTED, "pool %s: its pages have more than 2^64 bytes", spec->name);
+	*arena_bytes = kv_round_up_u64(n_bytes, PAGE_BYTES);
+	return KV_OK;
+}
+
+static enum kv_status cpu_arena_create(struct kv_backend *base, uint64_t n_bytes, struct kv_error *err)
+{
+	struct cpu_backend *cpu = from_base(base);
+	uint64_t available = 0;
+
+	KV_ASSERT(!cpu->arena);
+	/* The system would promise more than it has and kill the process when pages are touched. */
+	if (kv_system_memory_available(&available) && n_bytes > available)
+		return kv_fail(err, KV_NO_MEMORY,
+			"arena of %" PRIu64 " bytes wanted, %" PRIu64 " bytes of memory are free", n_bytes,
+			available);
+	cpu->arena = kv_pages_alloc(n_bytes);
+	if (!cpu->arena)
+		return kv_fail(err, KV_NO_MEMORY,
+			"arena of %" PRIu64 " bytes wanted, %" PRIu64
+			" bytes of memory are free, the system refused: %s",
+			n_bytes, available, strerror(errno));
+	cpu->arena_bytes = n_bytes;
+	return KV_OK;
+}
+
+static enum kv_status cpu_pool_create(struct kv_backend *base, const struct kv_pool_spec *spec,
+	uint64_t arena_offset, struct kv_backend_pool **out, struct kv_error *err)
+{
+	struct cpu_backend *cpu = from_base(base);
+	uint64_t n_bytes = 0, end = 0;
+	enum kv_status status = cpu_pool_check(base, spec, &n_bytes, err);
+
+	if (status != KV_OK)
+		return status;
+	if (arena_offset % PAGE_BYTES != 0 || !kv_add_u64(arena_offset, n_bytes, &end) ||
+		end > cpu->arena_bytes)
+		return kv_fail(err, KV_NO_MEMORY,
+			"pool %s: %" PRIu64 " bytes at %" PRIu64 " do not lie in the arena of %" PRIu64,
+			spec->name, n_bytes, arena_offset, cpu->arena_bytes);
+
+	struct kv_backend_pool *pool = kv_alloc(1, sizeof(*pool));
+
+	if (!pool)
+		return kv_fail(err, KV_NO_MEMORY, "pool %s", spec->name);
+	status = kv_batch_pages_init(&pool->pages, spec, cpu->arena + arena_offset, err);
+	if (status != KV_OK) {
+		kv_free(pool);
+		return status;
+	}
+	*out = pool;
+	return KV_OK;
+}
+
+static void cpu_pool_destroy(struct kv_backend *base, struct kv_backend_pool *pool)
+{
+	(void)base;
+	if (!pool)
+		return;
+	kv_batch_pages_finish(&pool->pages);
+	kv_free(pool);
+}
+
+static void *cpu_host_alloc(struct kv_backend *base, uint64_t n_bytes)
+{
+	(void)base;
+	return kv_pages_alloc(n_bytes);
+}
+
+static void cpu_host_free(struct kv_backend *base, void *ptr, uint64_t n_bytes)
+{
+	(void)base;
+	kv_pages_free(ptr, n_bytes);
+}
+
+/* ---- life ---- */
+
+static void end_threads(struct cpu_backend *cpu)
+{
+	lock(cpu);
+	cpu->is_ending = true;
+	pthread_cond_broadcast(&cpu->work);
+	pthread_cond_broadcast(&cpu->job_work);
+	unlock(cpu);
+	for (uint32_t i = 0; cpu->workers && i < cpu->n_threads; i++) {
+		if (cpu->workers[i].is_started)
+			pthread_join(cpu->workers[i].thread, NULL);
+	}
+	if (cpu->job_worker.is_started)
+		pthread_join(cpu->job_worker.thread, NULL);
+	pthread_mutex_destroy(&cpu->mutex);
+	pthread_cond_destroy(&cpu->work);
+	pthread_cond_destroy(&cpu->job_work);
+}
+
+static void cpu_destroy(struct kv_backend *base)
+{
+	if (!base)
+		return;
+
+	struct cpu_backend *cpu = from_base(base);
+
+	if (cpu->has_lock)
+		end_threads(cpu);
+	for (uint32_t i = 0; cpu->workers && i < (cpu->n_threads > 0 ? cpu->n_threads : 1); i++)
+		kv_free(cpu->workers[i].scratch);
+	kv_free(cpu->workers);
+	kv_pages_free(cpu->arena, cpu->arena_bytes);
+	if (cpu->event_fd >= 0)
+		close(cpu->event_fd);
+	kv_free(cpu);
+}
+
+static const struct kv_backend_ops cpu_ops = {
+	.name = "cpu",
+	.info = cpu_info,
+	.pool_check = cpu_pool_check,
+	.arena_create = cpu_arena_create,
+	.pool_create = cpu_pool_create,
+	.pool_destroy = cpu_pool_destroy,
+	.host_alloc = cpu_host_alloc,
+	.host_free = cpu_host_free,
+	.submit = cpu_submit,
+	.reap = cpu_reap,
+	.job_post = cpu_job_post,
+	.job_reap = cpu_job_reap,
+	.event_fd = cpu_event_fd,
+	.destroy = cpu_destroy,
+};
+
+static enum kv_status start_thread(
+	struct worker *worker, void *(*thread_main)(void *), const char *name, struct kv_error *err)
+{
+	pthread_attr_t attr;
+	sigset_t all, before;
+	int rc = pthread_attr_init(&attr);
+
+	if (rc != 0)
+		return kv_fail(err, KV_UNAVAILABLE, "thread attributes: %s", strerror(rc));
+	(void)pthread_attr_setstacksize(&attr, STACK_BYTES);
+	/* Signals belong to the thread that made the backend. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	rc = pthread_create(&worker->thread, &attr, thread_main, worker);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attr);
+	if (rc != 0)
+		return kv_fail(err, KV_UNAVAILABLE, "thread %s: %s", name, strerror(rc));
+	worker->is_started = true;
+	(void)pthread_setname_np(worker->thread, name);
+	return KV_OK;
+}
+
+static enum kv_status make_workers(struct cpu_backend *cpu, struct kv_error *err)
+{
+	const uint32_t n_workers = cpu->n_threads > 0 ? cpu->n_threads : 1;
+	char name[32];
+
+	cpu->workers = kv_alloc(n_workers, sizeof(*cpu->workers));
+	if (!cpu->workers)
+		return kv_fail(err, KV_NO_MEMORY, "%u workers", n_workers);
+	for (uint32_t i = 0; i < n_workers; i++) {
+		cpu->workers[i].backend = cpu;
+		cpu->workers[i].scratch = kv_alloc(1, sizeof(*cpu->workers[i].scratch));
+		if (!cpu->workers[i].scratch)
+			return kv_fail(err, KV_NO_MEMORY, "work memory of %u workers", n_workers);
+	}
+	for (uint32_t i = 0; i < cpu->n_threads; i++) {
+		snprintf(name, sizeof(name), "tqkv-cpu-%u", i);
+
+		const enum kv_status status = start_thread(&cpu->workers[i], worker_main, name, err);
+
+		if (status != KV_OK)
+			return status;
+	}
+	cpu->job_worker.backend = cpu;
+	return cpu->n_threads > 0 ? start_thread(&cpu->job_worker, job_main, "tqkv-cpu-job", err) : KV_OK;
+}
+
+enum kv_status kv_backend_cpu_create(uint32_t n_threads, struct kv_backend **out, struct kv_error *err)
+{
+	if (n_threads > KV_BACKEND_CPU_THREADS_MAX)
+		return kv_fail(
+			err, KV_BAD_ARG, "%u threads, at most %u", n_threads, KV_BACKEND_CPU_THREADS_MAX);
+
+	struct cpu_backend *cpu = kv_alloc(1, sizeof(*cpu));
+
+	if (!cpu)
+		return kv_fail(err, KV_NO_MEMORY, "CPU backend");
+	cpu->base.ops = &cpu_ops;
+	cpu->n_threads = n_threads;
+	cpu->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+
+	enum kv_status status = KV_OK;
+
+	if (cpu->event_fd < 0)
+		status = kv_fail(err, KV_UNAVAILABLE, "eventfd: %s", strerror(errno));
+	if (status == KV_OK) {
+		/* With default attributes these cannot fail on Linux. */
+		KV_ASSERT(pthread_mutex_init(&cpu->mutex, NULL) == 0);
+		KV_ASSERT(pthread_cond_init(&cpu->work, NULL) == 0);
+		KV_ASSERT(pthread_cond_init(&cpu->job_work, NULL) == 0);
+		cpu->has_lock = true;
+		status = make_workers(cpu, err);
+	}
+	if (status != KV_OK) {
+		cpu_destroy(&cpu->base);
+		return status;
+	}
+	*out = &cpu->base;
+	return KV_OK;
+}

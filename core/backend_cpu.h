@@ -1,0 +1,21 @@
+/*
+ * The scalar CPU backend: core/backend.h on worker threads. The oracle of every other backend, so its results
+ * do not depend on the number of threads.
+ */
+#ifndef CORE_BACKEND_CPU_H
+#define CORE_BACKEND_CPU_H
+
+#include <stdint.h>
+
+#include "core/backend.h"
+
+#define KV_BACKEND_CPU_THREADS_MAX 1024u
+
+/*
+ * n_threads 0: no threads at all, submit() and job_post() do the work before they return; for tests and
+ * simulation. UNAVAILABLE when threads cannot be made. The caller owns the backend until its ops->destroy().
+ */
+KV_MUST_CHECK enum kv_status kv_backend_cpu_create(
+	uint32_t n_threads, struct kv_backend **out, struct kv_error *err);
+
+#endif

@@ -1,0 +1,433 @@
+#include "core/batch_run.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/checked.h"
+#include "core/memory.h"
+
+#define TENSOR_ALIGN 64u
+
+/* ---- pages ---- */
+
+/* Bytes of one page tensor: blocks of the layer's group. */
+static bool tensor_bytes(const struct kv_pool_spec *spec, uint32_t layer, bool is_v, uint64_t *n_bytes)
+{
+	const struct kv_layer_spec *l = &spec->layers[layer];
+	const uint64_t token_bytes = (uint64_t)spec->kv_heads * (is_v ? l->v : l->k)->row_bytes;
+
+	return kv_mul_u64((uint64_t)spec->n_blocks[l->group_idx] * spec->block_size, token_bytes, n_bytes);
+}
+
+/* Adds an aligned tensor behind *offset; *at is where it begins. */
+static bool place_tensor(
+	const struct kv_pool_spec *spec, uint32_t layer, bool is_v, uint64_t *offset, uint64_t *at)
+{
+	uint64_t n_bytes = 0, end = 0;
+
+	if (!tensor_bytes(spec, layer, is_v, &n_bytes) || !kv_add_u64(*offset, n_bytes, &end) ||
+		!kv_add_u64(end, TENSOR_ALIGN - 1, &end))
+		return false;
+	*at = *offset;
+	*offset = end / TENSOR_ALIGN * TENSOR_ALIGN;
+	return true;
+}
+
+bool kv_batch_pages_bytes(const struct kv_pool_spec *spec, uint64_t *n_bytes)
+{
+	uint64_t offset = 0, at;
+
+	for (uint32_t layer = 0; layer < spec->n_layers; layer++) {
+		if (!place_tensor(spec, layer, false, &offset, &at) ||
+			!place_tensor(spec, layer, true, &offset, &at))
+			return false;
+	}
+	*n_bytes = offset;
+	return true;
+}
+
+enum kv_status kv_batch_pages_init(
+	struct kv_batch_pages *pages, const struct kv_pool_spec *spec, uint8_t *base, struct kv_error *err)
+{
+	struct kv_layer_pages *layers = kv_alloc(spec->n_layers, sizeof(*layers));
+	uint64_t offset = 0;
+
+	if (!layers)
+		return kv_fail(err, KV_NO_MEMORY, "pages of %u layers", spec->n_layers);
+	KV_ASSERT((uintptr_t)base % TENSOR_ALIGN == 0);
+	for (uint32_t layer = 0; layer < spec->n_layers; layer++) {
+		uint64_t k_at = 0, v_at = 0;
+
+		if (!place_tensor(spec, layer, false, &offset, &k_at) ||
+			!place_tensor(spec, layer, true, &offset, &v_at)) {
+			kv_free(layers);
+			return kv_fail(err, KV_UNSUPPORTED, "the pool's pages have more than 2^64 bytes");
+		}
+		layers[layer] = (struct kv_layer_pages){ .k = base + k_at, .v = base + v_at };
+	}
+	pages->spec = spec;
+	pages->layers = layers;
+	return KV_OK;
+}
+
+void kv_batch_pages_finish(struct kv_batch_pages *pages)
+{
+	kv_free(pages->layers);
+	memset(pages, 0, sizeof(*pages));
+}
+
+/* ---- rows ---- */
+
+/* K or V of one layer: where its pages and the rows of an op lie. */
+struct side {
+	const struct kv_row_codec *codec;
+	uint8_t *pages;
+	const struct kv_rows *rows;
+};
+
+/* A slot as the planner gives it; the bound is our own promise. */
+static uint64_t slot_row(const struct kv_batch_pages *pages, uint32_t layer, int64_t slot, uint32_t head)
+{
+	const struct kv_pool_spec *spec = pages->spec;
+	const uint64_t n_slots = (uint64_t)spec->n_blocks[spec->layers[layer].group_idx] * spec->block_size;
+
+	KV_ASSERT((uint64_t)slot < n_slots);
+	return (uint64_t)slot * spec->kv_heads + head;
+}
+
+static uint8_t *page_row(const struct side *side, uint64_t row_idx)
+{
+	return side->pages + row_idx * side->codec->row_bytes;
+}
+
+static uint32_t wire_row_bytes(const struct side *side)
+{
+	const enum kv_dtype dtype = (enum kv_dtype)side->rows->dtype;
+
+	return dtype == KV_DTYPE_PACKED ? side->codec->row_bytes
+					: side->codec->head_dim * kv_dtype_bytes(dtype);
+}
+
+/* Row of token `token` and `head` on layer `layer_at` of the op (from 0). */
+static uint8_t *wire_row(
+	const struct side *side, uint32_t kv_heads, uint32_t layer_at, uint32_t token, uint32_t head)
+{
+	const uint64_t token_idx = layer_at * side->rows->tokens_stride + token;
+
+	return side->rows->base + (token_idx * kv_heads + head) * wire_row_bytes(side);
+}
+
+static enum kv_status write_row(
+	const struct side *side, const uint8_t *from, uint8_t *to, struct kv_batch_scratch *scratch)
+{
+	if (side->rows->dtype == KV_DTYPE_PACKED) {
+		if (kv_row_codec_validate_packed(side->codec, from) != KV_OK)
+			return KV_BAD_VALUE;
+		memcpy(to, from, side->codec->row_bytes);
+		return KV_OK;
+	}
+	kv_rows_load_f32((enum kv_dtype)side->rows->dtype, from, side->codec->head_dim, scratch->row);
+	return kv_row_codec_encode(side->codec, scratch->row, to, &scratch->codec);
+}
+
+static void read_row(
+	const struct side *side, const uint8_t *from, uint8_t *to, struct kv_batch_scratch *scratch)
+{
+	if (side->rows->dtype == KV_DTYPE_PACKED) {
+		memcpy(to, from, side->codec->row_bytes);
+		return;
+	}
+	kv_row_codec_decode(side->codec, from, scratch->row, &scratch->codec);
+	kv_rows_store((enum kv_dtype)side->rows->dtype, scratch->row, side->codec->head_dim, to);
+}
+
+static struct kv_finding finding_at(uint32_t result_idx, enum kv_status status, uint32_t layer, uint32_t row)
+{
+	return (struct kv_finding){ .result_idx = result_idx,
+		.result = { .status = (uint16_t)status, .layer = (uint16_t)layer, .row = row } };
+}
+
+/* Rows of one op on one layer and head, in either direction: what updates, imports and exports share. */
+struct row_task {
+	const struct kv_rows *k, *v;
+	const int64_t *slots; /* [n_groups, n_tokens] */
+	uint32_t result_idx, n_tokens;
+	uint32_t layer_at; /* from the op's first layer */
+	uint32_t layer, head;
+	bool is_read;
+};
+
+static struct kv_finding move_rows(
+	const struct kv_batch_pages *pages, const struct row_task *task, struct kv_batch_scratch *scratch)
+{
+	const struct kv_layer_spec *layer = &pages->spec->layers[task->layer];
+	const struct side sides[2] = {
+		{ .codec = layer->k, .pages = pages->layers[task->layer].k, .rows = task->k },
+		{ .codec = layer->v, .pages = pages->layers[task->layer].v, .rows = task->v },
+	};
+	const int64_t *slots = task->slots + (uint64_t)layer->group_idx * task->n_tokens;
+
+	for (uint32_t t = 0; t < task->n_tokens; t++) {
+		if (slots[t] < 0)
+			continue;
+
+		const uint64_t row_idx = slot_row(pages, task->layer, slots[t], task->head);
+
+		for (uint32_t s = 0; s < KV_LENGTH(sides); s++) {
+			const struct side *side = &sides[s];
+
+			if (!side->rows->base)
+				continue;
+
+			uint8_t *wire = wire_row(side, pages->spec->kv_heads, task->layer_at, t, task->head);
+
+			if (task->is_read)
+				read_row(side, page_row(side, row_idx), wire, scratch);
+			else if (write_row(side, wire, page_row(side, row_idx), scratch) != KV_OK)
+				return finding_at(task->result_idx, KV_BAD_VALUE, task->layer, t);
+		}
+	}
+	return finding_at(task->result_idx, KV_OK, 0, 0);
+}
+
+/* ---- phases ---- */
+
+/* All copies on one layer, in their order. */
+static struct kv_finding run_copies(
+	const struct kv_batch_pages *pages, const struct kv_batch *batch, uint32_t layer)
+{
+	const struct kv_pool_spec *spec = pages->spec;
+	const struct kv_layer_spec *l = &spec->layers[layer];
+	const uint64_t block_rows = (uint64_t)spec->block_size * spec->kv_heads;
+	const uint64_t k_bytes = block_rows * l->k->row_bytes, v_bytes = block_rows * l->v->row_bytes;
+
+	for (uint32_t i = 0; i < batch->n_copies; i++) {
+		const struct kv_copy_op *op = &batch->copies[i];
+
+		if (op->group_idx != l->group_idx)
+			continue;
+		KV_ASSERT(op->block_from < spec->n_blocks[op->group_idx]);
+		KV_ASSERT(op->block_to < spec->n_blocks[op->group_idx]);
+		memmove(pages->layers[layer].k + op->block_to * k_bytes,
+			pages->layers[layer].k + op->block_from * k_bytes, k_bytes);
+		memmove(pages->layers[layer].v + op->block_to * v_bytes,
+			pages->layers[layer].v + op->block_from * v_bytes, v_bytes);
+	}
+	return finding_at(0, KV_OK, 0, 0);
+}
+
+static struct kv_finding run_update(const struct kv_batch_pages *pages, const struct kv_update_op *op,
+	uint32_t layer_at, uint32_t head, struct kv_batch_scratch *scratch)
+{
+	const struct row_task task = { .k = &op->k,
+		.v = &op->v,
+		.slots = op->slots,
+		.result_idx = op->result_idx,
+		.n_tokens = op->n_tokens,
+		.layer_at = layer_at,
+		.layer = op->layer_first + layer_at,
+		.head = head };
+
+	return layer_at < op->n_layers ? move_rows(pages, &task, scratch) : finding_at(0, KV_OK, 0, 0);
+}
+
+static struct kv_finding run_transfer(const struct kv_batch_pages *pages, const struct kv_transfer_op *op,
+	uint32_t layer_at, uint32_t head, struct kv_batch_scratch *scratch)
+{
+	const struct row_task task = { .k = &op->k,
+		.v = &op->v,
+		.slots = op->slots,
+		.result_idx = op->result_idx,
+		.n_tokens = op->n_tokens,
+		.layer_at = layer_at,
+		.layer = op->layer_first + layer_at,
+		.head = head,
+		.is_read = !op->is_import };
+
+	return layer_at < op->n_layers ? move_rows(pages, &task, scratch) : finding_at(0, KV_OK, 0, 0);
+}
+
+static struct kv_row_view view_of(const struct kv_pool_spec *spec, const struct kv_row_codec *codec,
+	const uint8_t *pages, const uint32_t *table, uint32_t head)
+{
+	const uint64_t token_bytes = (uint64_t)spec->kv_heads * codec->row_bytes;
+
+	return (struct kv_row_view){ .base = pages,
+		.block_table = table,
+		.block_size = spec->block_size,
+		.block_bytes = spec->block_size * token_bytes,
+		.token_bytes = token_bytes,
+		.head_offset_bytes = (uint64_t)head * codec->row_bytes };
+}
+
+/* Query heads [first, first + n) of query row `row`, all of one KV head; false when a number is not finite.
+ */
+static bool run_queries(const struct kv_pool_spec *spec, const struct kv_decode_op *op,
+	struct kv_attention_input *input, uint32_t row, uint32_t first, uint32_t n,
+	struct kv_batch_scratch *scratch)
+{
+	const uint64_t query_idx = (uint64_t)row * spec->q_heads + first;
+	const uint32_t k_dim = spec->k_head_dim, v_dim = spec->v_head_dim;
+	const enum kv_dtype q_dtype = (enum kv_dtype)op->q_dtype, out_dtype = (enum kv_dtype)op->out_dtype;
+	const struct kv_attention_options options = { .scale = op->scale };
+
+	kv_rows_load_f32(
+		q_dtype, op->q + query_idx * k_dim * kv_dtype_bytes(q_dtype), (size_t)n * k_dim, scratch->q);
+	if (!kv_rows_are_finite(scratch->q, (size_t)n * k_dim))
+		return false;
+	input->q = scratch->q;
+	input->n_queries = n;
+	kv_attention_rows(input, &options, &scratch->attention, scratch->out, scratch->lse);
+	kv_rows_store(out_dtype, scratch->out, (size_t)n * v_dim,
+		op->out + query_idx * v_dim * kv_dtype_bytes(out_dtype));
+	if (op->lse)
+		memcpy(op->lse + query_idx, scratch->lse, n * sizeof(*op->lse));
+	return true;
+}
+
+/* All rows of one query item against one KV head. */
+static struct kv_finding run_decode(const struct kv_batch_pages *pages, const struct kv_decode_op *op,
+	uint32_t head, struct kv_batch_scratch *scratch)
+{
+	const struct kv_pool_spec *spec = pages->spec;
+	const struct kv_layer_spec *layer = &spec->layers[op->layer];
+	const uint32_t n_heads = spec->q_heads / spec->kv_heads;
+	struct kv_attention_input input = { .k_codec = layer->k,
+		.v_codec = layer->v,
+		.k = view_of(spec, layer->k, pages->layers[op->layer].k, op->table, head),
+		.v = view_of(spec, layer->v, pages->layers[op->layer].v, op->table, head),
+		.q_is_rotated = (op->flags & KV_DECODE_Q_ROTATED) != 0,
+		.out_is_rotated = (op->flags & KV_DECODE_OUT_ROTATED) != 0 };
+
+	if ((input.q_is_rotated && !kv_row_codec_has_one_basis(layer->k)) ||
+		(input.out_is_rotated && !kv_row_codec_has_one_basis(layer->v)))
+		return finding_at(op->result_idx, KV_UNSUPPORTED, op->layer, 0);
+	for (uint32_t row = 0; row < op->q_len; row++) {
+		/* Row i sees n_tokens_seen - q_len + 1 + i; nothing where that is not positive. */
+		const uint64_t end = (uint64_t)op->n_tokens_seen + 1 + row;
+		const uint32_t n_seen = end > op->q_len ? (uint32_t)(end - op->q_len) : 0;
+
+		input.token_hi = n_seen;
+		input.token_lo = op->window != 0 && n_seen > op->window ? n_seen - op->window : 0;
+		for (uint32_t i = 0; i < n_heads; i += KV_ATTENTION_QUERIES_MAX) {
+			const uint32_t left = n_heads - i;
+			const uint32_t n = left < KV_ATTENTION_QUERIES_MAX ? left : KV_ATTENTION_QUERIES_MAX;
+
+			if (!run_queries(spec, op, &input, row, head * n_heads + i, n, scratch))
+				return finding_at(op->result_idx, KV_BAD_VALUE, op->layer, row);
+		}
+	}
+	return finding_at(op->result_idx, KV_OK, 0, 0);
+}
+
+/* ---- tasks ---- */
+
+static uint32_t update_layers_max(const struct kv_batch *batch)
+{
+	uint32_t max = 0;
+
+	for (uint32_t i = 0; i < batch->n_updates; i++)
+		max = batch->updates[i].n_layers > max ? batch->updates[i].n_layers : max;
+	return max;
+}
+
+static uint32_t transfer_layers_max(const struct kv_batch *batch)
+{
+	uint32_t max = 0;
+
+	for (uint32_t i = 0; i < batch->n_transfers; i++)
+		max = batch->transfers[i].n_layers > max ? batch->transfers[i].n_layers : max;
+	return max;
+}
+
+/*
+ * Tasks of updates and transfers are numbered (layer, op, head), as if every op had as many layers as the one
+ * with the most; the rest of them find nothing to do.
+ */
+uint64_t kv_batch_n_tasks(
+	const struct kv_batch_pages *pages, const struct kv_batch *batch, enum kv_batch_phase phase)
+{
+	const uint64_t n_heads = pages->spec->kv_heads;
+
+	switch (phase) {
+	case KV_PHASE_COPIES:
+		return batch->n_copies > 0 ? pages->spec->n_layers : 0;
+	case KV_PHASE_UPDATES:
+		return n_heads * batch->n_updates * update_layers_max(batch);
+	case KV_PHASE_DECODES:
+		return n_heads * batch->n_decodes;
+	case KV_PHASE_TRANSFERS:
+		return n_heads * batch->n_transfers * transfer_layers_max(batch);
+	case KV_PHASES:
+		break;
+	}
+	return 0;
+}
+
+struct kv_finding kv_batch_run_task(const struct kv_batch_pages *pages, const struct kv_batch *batch,
+	enum kv_batch_phase phase, uint64_t task_idx, struct kv_batch_scratch *scratch)
+{
+	const uint32_t n_heads = pages->spec->kv_heads;
+	const uint32_t head = (uint32_t)(task_idx % n_heads);
+	const uint64_t rest = task_idx / n_heads;
+
+	switch (phase) {
+	case KV_PHASE_COPIES:
+		return run_copies(pages, batch, (uint32_t)task_idx);
+	case KV_PHASE_UPDATES:
+		return run_update(pages, &batch->updates[rest % batch->n_updates],
+			(uint32_t)(rest / batch->n_updates), head, scratch);
+	case KV_PHASE_DECODES:
+		return run_decode(pages, &batch->decodes[rest], head, scratch);
+	case KV_PHASE_TRANSFERS:
+		return run_transfer(pages, &batch->transfers[rest % batch->n_transfers],
+			(uint32_t)(rest / batch->n_transfers), head, scratch);
+	case KV_PHASES:
+		break;
+	}
+	return finding_at(0, KV_OK, 0, 0);
+}
+
+void kv_batch_merge(const struct kv_batch *batch, const struct kv_finding *finding)
+{
+	if (finding->result.status == KV_OK)
+		return;
+	KV_ASSERT(finding->result_idx < batch->n_results);
+
+	struct kv_result *result = &batch->results[finding->result_idx];
+
+	if (result->status == KV_OK || finding->result.layer < result->layer ||
+		(finding->result.layer == result->layer && finding->result.row < result->row))
+		*result = finding->result;
+}
+
+void kv_batch_end(const struct kv_batch_pages *pages, const struct kv_batch *batch)
+{
+	for (uint32_t i = 0; i < batch->n_decodes; i++) {
+		const struct kv_decode_op *op = &batch->decodes[i];
+		const size_t n_queries = (size_t)op->q_len * pages->spec->q_heads;
+
+		if (batch->results[op->result_idx].status == KV_OK)
+			continue;
+		memset(op->out, 0,
+			n_queries * pages->spec->v_head_dim * kv_dtype_bytes((enum kv_dtype)op->out_dtype));
+		for (size_t q = 0; op->lse && q < n_queries; q++)
+			op->lse[q] = -INFINITY;
+	}
+}
+
+void kv_batch_run(
+	const struct kv_batch_pages *pages, const struct kv_batch *batch, struct kv_batch_scratch *scratch)
+{
+	for (int phase = 0; phase < KV_PHASES; phase++) {
+		const uint64_t n_tasks = kv_batch_n_tasks(pages, batch, (enum kv_batch_phase)phase);
+
+		for (uint64_t i = 0; i < n_tasks; i++) {
+			const struct kv_finding finding =
+				kv_batch_run_task(pages, batch, (enum kv_batch_phase)phase, i, scratch);
+
+			kv_batch_merge(batch, &finding);
+		}
+	}
+	kv_batch_end(pages, batch);
+}

@@ -1,0 +1,126 @@
+#include "core/block_pool.h"
+
+#include <string.h>
+
+#include "core/memory.h"
+
+enum kv_status kv_block_pool_init(struct kv_block_pool *pool, uint32_t n_blocks, struct kv_error *err)
+{
+	const uint64_t array_bytes = sizeof(uint32_t) * (uint64_t)n_blocks;
+
+	*pool = (struct kv_block_pool){
+		.n_blocks = n_blocks,
+		.counts = { .n_total = n_blocks, .n_free = n_blocks },
+	};
+	pool->owners = kv_pages_alloc(array_bytes);
+	pool->in_flight = kv_pages_alloc(array_bytes);
+	pool->free_ids = kv_pages_alloc(array_bytes);
+	if (!pool->owners || !pool->in_flight || !pool->free_ids) {
+		kv_block_pool_finish(pool);
+		return kv_fail(err, KV_NO_MEMORY, "block pool of %u blocks", n_blocks);
+	}
+	return KV_OK;
+}
+
+void kv_block_pool_finish(struct kv_block_pool *pool)
+{
+	const uint64_t array_bytes = sizeof(uint32_t) * (uint64_t)pool->n_blocks;
+
+	kv_pages_free(pool->owners, array_bytes);
+	kv_pages_free(pool->in_flight, array_bytes);
+	kv_pages_free(pool->free_ids, array_bytes);
+	*pool = (struct kv_block_pool){ 0 };
+}
+
+/* The count that a block with these numbers is part of. */
+static uint32_t *state_count(struct kv_block_pool *pool, uint32_t n_owners, uint32_t n_in_flight)
+{
+	if (n_owners > 1)
+		return &pool->counts.n_shared;
+	if (n_owners == 1)
+		return &pool->counts.n_owned;
+	return n_in_flight > 0 ? &pool->counts.n_draining : &pool->counts.n_free;
+}
+
+/* The one place where the numbers of a block change, so that the counts always add up. */
+static void change(struct kv_block_pool *pool, uint32_t idx, uint32_t n_owners, uint32_t n_in_flight)
+{
+	uint32_t *before = state_count(pool, pool->owners[idx], pool->in_flight[idx]);
+	uint32_t *after = state_count(pool, n_owners, n_in_flight);
+
+	pool->owners[idx] = n_owners;
+	pool->in_flight[idx] = n_in_flight;
+	if (before == after)
+		return;
+	--*before;
+	++*after;
+	if (after == &pool->counts.n_free)
+		pool->free_ids[pool->n_freed++] = idx;
+}
+
+enum kv_status kv_block_pool_take(
+	struct kv_block_pool *pool, uint32_t n_blocks, uint32_t n_from_reservation, kv_block_id ids[])
+{
+	struct kv_block_counts *counts = &pool->counts;
+
+	KV_ASSERT(n_from_reservation <= n_blocks);
+	KV_ASSERT(n_from_reservation <= counts->n_reserved);
+	if (n_blocks - n_from_reservation > counts->n_free - counts->n_reserved)
+		return KV_POOL_FULL;
+	counts->n_reserved -= n_from_reservation;
+	for (uint32_t i = 0; i < n_blocks; i++) {
+		/* Blocks that were used before come first: their pages and counters are warm. */
+		const uint32_t idx =
+			pool->n_freed > 0 ? pool->free_ids[--pool->n_freed] : pool->n_touched++;
+
+		change(pool, idx, 1, 0);
+		ids[i] = (kv_block_id){ idx };
+	}
+	if (counts->n_total - counts->n_free > counts->n_used_max)
+		counts->n_used_max = counts->n_total - counts->n_free;
+	return KV_OK;
+}
+
+void kv_block_pool_disown(struct kv_block_pool *pool, kv_block_id id)
+{
+	KV_ASSERT(id.idx < pool->n_blocks);
+	KV_ASSERT(pool->owners[id.idx] > 0);
+	change(pool, id.idx, pool->owners[id.idx] - 1, pool->in_flight[id.idx]);
+}
+
+void kv_block_pool_own(struct kv_block_pool *pool, kv_block_id id)
+{
+	KV_ASSERT(id.idx < pool->n_blocks);
+	KV_ASSERT(pool->owners[id.idx] > 0); /* a free or draining block has nothing to share */
+	KV_ASSERT(pool->owners[id.idx] < UINT32_MAX);
+	change(pool, id.idx, pool->owners[id.idx] + 1, pool->in_flight[id.idx]);
+}
+
+void kv_block_pool_flight_begin(struct kv_block_pool *pool, kv_block_id id)
+{
+	KV_ASSERT(id.idx < pool->n_blocks);
+	KV_ASSERT(pool->owners[id.idx] > 0); /* work is planned on blocks that somebody owns */
+	KV_ASSERT(pool->in_flight[id.idx] < UINT32_MAX);
+	change(pool, id.idx, pool->owners[id.idx], pool->in_flight[id.idx] + 1);
+}
+
+void kv_block_pool_flight_end(struct kv_block_pool *pool, kv_block_id id)
+{
+	KV_ASSERT(id.idx < pool->n_blocks);
+	KV_ASSERT(pool->in_flight[id.idx] > 0);
+	change(pool, id.idx, pool->owners[id.idx], pool->in_flight[id.idx] - 1);
+}
+
+enum kv_status kv_block_pool_reserve(struct kv_block_pool *pool, uint32_t n_blocks)
+{
+	if (n_blocks > pool->counts.n_free - pool->counts.n_reserved)
+		return KV_POOL_FULL;
+	pool->counts.n_reserved += n_blocks;
+	return KV_OK;
+}
+
+void kv_block_pool_unreserve(struct kv_block_pool *pool, uint32_t n_blocks)
+{
+	KV_ASSERT(n_blocks <= pool->counts.n_reserved);
+	pool->counts.n_reserved -= n_blocks;
+}

@@ -1,0 +1,59 @@
+/*
+ * Block pool: owner and in-flight counts of the blocks of one layer group.
+ *
+ * A block has an owner count (block-table entries; later prefix nodes, snapshots, pins) and an in-flight count
+ * (submitted batches that name it). It is free when both are 0; owner 0 with in-flight above 0 is the state
+ * "draining": such a block is never handed out, so a writer that is still running can only hurt rows that nobody
+ * owns. All ids exist from init to finish; nothing allocates after init; what it holds per block becomes resident
+ * once the block is used. Never touches page memory.
+ * Loop thread only.
+ */
+#ifndef CORE_BLOCK_POOL_H
+#define CORE_BLOCK_POOL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/error.h"
+
+typedef struct {
+	uint32_t idx;
+} kv_block_id; /* not an int: cannot be mixed with a token or slot index */
+
+struct kv_block_counts {
+	uint32_t n_total, n_free, n_owned, n_shared, n_draining, n_reserved; /* free + owned + shared + draining = total;
+		reserved is the part of free that reservations hold; shared = owner count above 1 */
+	uint32_t n_used_max; /* high-water mark of total - free */
+};
+
+struct kv_block_pool {
+	uint32_t n_blocks;
+	uint32_t *owners;    /* [n_blocks] */
+	uint32_t *in_flight; /* [n_blocks] */
+	uint32_t *free_ids;  /* stack [n_freed]: blocks that were used and are free again */
+	uint32_t n_freed;
+	uint32_t n_touched; /* blocks from here on were never used: free, and not on the stack */
+	struct kv_block_counts counts;
+};
+
+KV_MUST_CHECK enum kv_status kv_block_pool_init(struct kv_block_pool *pool, uint32_t n_blocks, struct kv_error *err);
+void kv_block_pool_finish(struct kv_block_pool *pool); /* half-built or zeroed allowed */
+
+/*
+ * All or nothing: hands out n_blocks ids with owner count 1, or returns KV_POOL_FULL and touches nothing.
+ * n_from_reservation of them are taken from (and end) the caller's reservation; the rest must be free and not
+ * reserved by others.
+ */
+KV_MUST_CHECK enum kv_status kv_block_pool_take(
+	struct kv_block_pool *pool, uint32_t n_blocks, uint32_t n_from_reservation, kv_block_id ids[]);
+/* One owner less; the block becomes free or draining when it was the last. */
+void kv_block_pool_disown(struct kv_block_pool *pool, kv_block_id id);
+void kv_block_pool_own(struct kv_block_pool *pool, kv_block_id id);
+/* A submitted batch names the block (begin) or is reaped (end). */
+void kv_block_pool_flight_begin(struct kv_block_pool *pool, kv_block_id id);
+void kv_block_pool_flight_end(struct kv_block_pool *pool, kv_block_id id);
+/* Sets n_blocks free blocks aside, or KV_POOL_FULL; given back by unreserve or used up by take. */
+KV_MUST_CHECK enum kv_status kv_block_pool_reserve(struct kv_block_pool *pool, uint32_t n_blocks);
+void kv_block_pool_unreserve(struct kv_block_pool *pool, uint32_t n_blocks);
+
+#endif

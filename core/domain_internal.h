@@ -1,0 +1,123 @@
+/*
+ * The domain from inside: what domain*.c, session*.c, sequence*.c, report.c and audit.c share. Nobody else includes it.
+ */
+#ifndef CORE_DOMAIN_INTERNAL_H
+#define CORE_DOMAIN_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/checked.h"
+#include "core/domain.h"
+#include "core/hash_index.h"
+
+#define KV_SLOT_NONE UINT32_MAX
+
+/* Sequences that closing a session turns into zombies at once; the rest is left to kv_domain_release(). */
+#define KV_CLOSE_SEQUENCES_MAX 64u
+/* How long a session that ought to expire, but has something outstanding, is left alone. */
+#define KV_EXPIRY_RETRY_NS (10 * KV_NS_PER_MS)
+/* Hint of retryable refusals: a few turns of the loop, after which blocks may have come back. */
+#define KV_RETRY_AFTER_MS 10u
+
+/* A session and what the domain keeps beside it. */
+struct kv_session_slot {
+	struct kv_session session;
+	uint32_t generation;
+	bool is_expired; /* closed by the end of its lease; until the slot is used again */
+	bool is_named;   /* in domain->names: open with a name, or expired with one */
+	uint64_t name_hash;
+	uint32_t free_next; /* slot, KV_SLOT_NONE at the end */
+	uint32_t heap_idx;  /* in domain->leases */
+	uint64_t lease_key_ns; /* at most lease_end_ns, except right after KV_EXPIRY_RETRY_NS was added */
+	struct kv_sequence *tree; /* by id */
+	uint64_t *layer_tokens;   /* [n_layers], in pool->session_tokens */
+	uint64_t n_tokens_committed;
+	uint32_t n_chunks; /* of its sequences' tables */
+};
+
+struct kv_domain {
+	struct kv_domain_limits limits;
+	struct kv_random *random;
+	uint64_t boot_id;
+	uint16_t boot_tag;
+	struct kv_hash_key hash_key;
+	uint64_t name_seed;
+	uint64_t tree_state; /* of the generator of tree priorities; never 0 */
+	struct kv_pool *pools[KV_POOLS_MAX]; /* [n_pools] in order of creation */
+	uint32_t n_pools;
+	struct kv_session_slot *slots; /* [sessions_max] */
+	uint64_t *open_bits;           /* bit per slot: OPEN */
+	uint32_t n_slots_touched;      /* slots from here on were never used */
+	uint32_t free_first, free_last; /* slots that may be used again, longest free first */
+	uint32_t n_sessions, n_closing;
+	struct kv_hash_index names, owners; /* ids are slots */
+	uint32_t *leases;                   /* heap of slots, least lease_key_ns first */
+	uint32_t n_leases;
+	uint32_t n_sequences; /* sequence objects in use over all pools, zombies included */
+	uint32_t n_cut;       /* blocks given back outside kv_domain_release() since its last call */
+	uint32_t release_turn;
+};
+
+static inline struct kv_session_slot *kv_slot_of(const struct kv_session *session)
+{
+	return kv_container_of(session, struct kv_session_slot, session);
+}
+static inline uint32_t kv_slot_idx(const struct kv_domain *domain, const struct kv_session_slot *slot)
+{
+	return (uint32_t)(slot - domain->slots);
+}
+static inline uint64_t kv_owner_hash(const struct kv_domain *domain, uint64_t owner_id)
+{
+	return kv_hash_pair(&domain->hash_key, owner_id, 1);
+}
+static inline uint64_t kv_block_bytes(const struct kv_pool_spec *spec, uint32_t group_idx)
+{
+	return spec->token_bytes[group_idx] * spec->block_size;
+}
+/* False for zombies and for those that will be one. */
+static inline bool kv_sequence_is_live(const struct kv_sequence *sequence)
+{
+	return !sequence->is_zombie && sequence->session->state == KV_SESSION_OPEN;
+}
+
+/* session_lease.c */
+void kv_lease_insert(struct kv_domain *domain, struct kv_session_slot *slot);
+void kv_lease_remove(struct kv_domain *domain, struct kv_session_slot *slot);
+
+/* session.c: the last sequence of a closing session has become a zombie. */
+void kv_session_slot_free(struct kv_domain *domain, struct kv_session_slot *slot);
+
+/* sequence_slab.c */
+struct kv_sequence_slab {
+	struct kv_sequence *sequences; /* [n_max] */
+	uint32_t *lengths;             /* [n_max, 2, n_layers]: planned, committed */
+	uint32_t *free_ids;            /* stack [n_freed] */
+	uint32_t n_max, n_layers, n_freed, n_touched, n_used;
+	struct kv_hash_index index; /* by session slot and sequence id: live ones and those of closing sessions */
+};
+KV_MUST_CHECK enum kv_status kv_sequence_slab_create(
+	uint32_t n_max, uint32_t n_layers, struct kv_sequence_slab **out, struct kv_error *err);
+void kv_sequence_slab_destroy(struct kv_sequence_slab *slab);
+/* A new, empty sequence of the session. The caller has checked the limits. */
+struct kv_sequence *kv_sequence_add(struct kv_session *session, uint64_t sequence_id, uint64_t now_ns);
+/* Takes it off its session's index and list; it is a zombie now. Sums and counts are the caller's business. */
+void kv_sequence_bury(struct kv_sequence *sequence);
+/* Recycles a zombie that has no blocks and that no item names. */
+void kv_sequence_recycle(struct kv_sequence *sequence);
+uint32_t kv_sequence_n_blocks(const struct kv_sequence *sequence);
+uint32_t kv_sequence_n_chunks(const struct kv_sequence *sequence);
+/* Entries that each group's table needs for the planned lengths. */
+void kv_sequence_blocks_needed(const struct kv_sequence *sequence, uint32_t n_blocks[KV_GROUPS_MAX]);
+
+/* sequence_tree.c: a treap per session, so that listing in order of ids costs what it lists. */
+void kv_sequence_tree_insert(struct kv_sequence **root, struct kv_sequence *sequence);
+void kv_sequence_tree_remove(struct kv_sequence **root, struct kv_sequence *sequence);
+/* The sequence with the least id that is at least `id`, or NULL. */
+struct kv_sequence *kv_sequence_tree_at_least(struct kv_sequence *root, uint64_t id);
+
+/* sequence_release.c */
+/* Cuts a live sequence's tables to what its lengths need, as far as the bound of this turn allows. */
+void kv_sequence_fit_tables(struct kv_sequence *sequence);
+
+#endif

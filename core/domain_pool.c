@@ -1,0 +1,186 @@
+#include <string.h>
+
+#include "core/domain.h"
+#include "core/domain_internal.h"
+#include "core/memory.h"
+
+static uint64_t session_tokens_bytes(const struct kv_pool *pool)
+{
+	return sizeof(uint64_t) * pool->domain->limits.sessions_max * pool->spec->n_layers;
+}
+
+/* Accepts half-built pools. */
+static void pool_destroy(struct kv_pool *pool)
+{
+	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
+		kv_block_pool_finish(&pool->blocks[g]);
+	kv_table_arena_finish(&pool->tables);
+	kv_sequence_slab_destroy(pool->slab);
+	kv_pages_free(pool->session_tokens, session_tokens_bytes(pool));
+	kv_free(pool->layer_tokens);
+	kv_free(pool);
+}
+
+/*
+ * Chunks that are enough as long as every block is in one table: full ones, and one that is not full for every table
+ * that has a block at all.
+ */
+static uint32_t chunks_max(const struct kv_pool_spec *spec, uint32_t sequences_max)
+{
+	uint64_t n_blocks = 0;
+
+	for (uint32_t g = 0; g < spec->n_groups; g++)
+		n_blocks += spec->n_blocks[g];
+
+	const uint64_t n_tables_max = (uint64_t)sequences_max * spec->n_groups;
+	const uint64_t n_tables = n_tables_max < n_blocks ? n_tables_max : n_blocks;
+	const uint64_t n_chunks = n_blocks / KV_CHUNK_ENTRIES + n_tables;
+
+	return n_chunks < UINT32_MAX ? (uint32_t)n_chunks : UINT32_MAX - 1;
+}
+
+static enum kv_status take_memory(struct kv_pool *pool, struct kv_error *err)
+{
+	const struct kv_pool_spec *spec = pool->spec;
+	const uint32_t sequences_max = pool->domain->limits.sequences_max;
+	enum kv_status status;
+
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		status = kv_block_pool_init(&pool->blocks[g], spec->n_blocks[g], err);
+		if (status != KV_OK)
+			return status;
+	}
+	status = kv_table_arena_init(&pool->tables, chunks_max(spec, sequences_max), err);
+	if (status != KV_OK)
+		return status;
+	status = kv_sequence_slab_create(sequences_max, spec->n_layers, &pool->slab, err);
+	if (status != KV_OK)
+		return status;
+	pool->session_tokens = kv_pages_alloc(session_tokens_bytes(pool));
+	pool->layer_tokens = kv_alloc(spec->n_layers, sizeof(*pool->layer_tokens));
+	if (!pool->session_tokens || !pool->layer_tokens)
+		return kv_fail(err, KV_NO_MEMORY, "sums of %u layers", spec->n_layers);
+	return KV_OK;
+}
+
+/* Others index arrays with it, so the numbers stay below KV_POOLS_MAX. */
+static uint32_t unused_pool_idx(const struct kv_domain *domain)
+{
+	uint64_t used = 0;
+	uint32_t idx = 0;
+
+	for (uint32_t i = 0; i < domain->n_pools; i++)
+		used |= 1ull << domain->pools[i]->pool_idx;
+	while (used & 1ull << idx)
+		idx++;
+	return idx;
+}
+
+enum kv_status kv_domain_pool_add(struct kv_domain *domain, struct kv_pool_spec *spec,
+	struct kv_backend_pool *backend_pool, uint64_t arena_offset, uint64_t arena_bytes,
+	struct kv_pool **out, struct kv_error *err)
+{
+	if (kv_domain_pool_by_name(domain, spec->name, (uint32_t)strlen(spec->name)))
+		return kv_fail(err, KV_EXISTS, "pool \"%s\" exists already", spec->name);
+	if (domain->n_pools == KV_POOLS_MAX)
+		return kv_fail(err, KV_LIMIT, "pool \"%s\": there are %u pools already", spec->name,
+			KV_POOLS_MAX);
+
+	struct kv_pool *pool = kv_alloc(1, sizeof(*pool));
+
+	if (!pool)
+		return kv_fail(err, KV_NO_MEMORY, "pool \"%s\"", spec->name);
+	pool->spec = spec;
+	pool->domain = domain;
+	pool->backend_pool = backend_pool;
+	pool->arena_offset = arena_offset;
+	pool->arena_bytes = arena_bytes;
+	pool->pool_idx = unused_pool_idx(domain);
+	kv_list_init(&pool->sessions);
+	kv_list_init(&pool->zombies);
+	kv_list_init(&pool->waiting);
+	kv_list_init(&pool->closing);
+	kv_list_init(&pool->surplus);
+
+	const enum kv_status status = take_memory(pool, err);
+
+	if (status != KV_OK) {
+		kv_error_wrap(err, "pool \"%s\"", spec->name);
+		pool_destroy(pool);
+		return status;
+	}
+	domain->pools[domain->n_pools++] = pool;
+	*out = pool;
+	return KV_OK;
+}
+
+enum kv_status kv_domain_pool_check_remove(const struct kv_pool *pool, struct kv_error *err)
+{
+	const char *name = pool->spec->name;
+
+	if (pool->n_sessions > 0)
+		return kv_fail(err, KV_BAD_STATE, "pool \"%s\" has %u open sessions", name, pool->n_sessions);
+	if (pool->n_zombies > 0 || !kv_list_is_empty(&pool->closing))
+		return kv_fail(err, KV_BUSY_RETRY, "pool \"%s\": closed sessions are still being taken apart",
+			name);
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		const struct kv_block_counts *counts = &pool->blocks[g].counts;
+
+		if (counts->n_free != counts->n_total)
+			return kv_fail(err, KV_BUSY_RETRY, "pool \"%s\": %u blocks are still in flight", name,
+				counts->n_total - counts->n_free);
+	}
+	return KV_OK;
+}
+
+/* Sessions of the pool end with it: only when the whole domain goes are there any. */
+static void forget_sessions(struct kv_pool *pool)
+{
+	struct kv_domain *domain = pool->domain;
+
+	if (pool->slab->n_used == 0 && pool->n_sessions == 0)
+		return;
+	for (uint32_t i = 0; i < domain->n_slots_touched; i++) {
+		if (domain->slots[i].session.pool == pool)
+			domain->slots[i].session.pool = NULL;
+	}
+	domain->n_sessions -= pool->n_sessions;
+	domain->n_sequences -= pool->slab->n_used;
+}
+
+void kv_domain_pool_remove(struct kv_pool *pool)
+{
+	struct kv_domain *domain = pool->domain;
+	struct kv_pool_spec *spec = (struct kv_pool_spec *)pool->spec; /* owned since kv_domain_pool_add() */
+	uint32_t idx = 0;
+
+	forget_sessions(pool);
+	while (domain->pools[idx] != pool)
+		idx++;
+	domain->n_pools--;
+	memmove(&domain->pools[idx], &domain->pools[idx + 1],
+		(domain->n_pools - idx) * sizeof(domain->pools[0]));
+	pool_destroy(pool);
+	kv_pool_spec_destroy(spec);
+}
+
+struct kv_pool *kv_domain_pool_by_name(struct kv_domain *domain, const char *name, uint32_t name_bytes)
+{
+	for (uint32_t i = 0; i < domain->n_pools; i++) {
+		const char *pool_name = domain->pools[i]->spec->name;
+
+		if (strlen(pool_name) == name_bytes && memcmp(pool_name, name, name_bytes) == 0)
+			return domain->pools[i];
+	}
+	return NULL;
+}
+
+struct kv_pool *kv_domain_pool_at(struct kv_domain *domain, uint32_t idx)
+{
+	return idx < domain->n_pools ? domain->pools[idx] : NULL;
+}
+
+uint32_t kv_domain_n_pools(const struct kv_domain *domain)
+{
+	return domain->n_pools;
+}

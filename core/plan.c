@@ -1,0 +1,418 @@
+/*
+ * Area: op arrays and results first, each KV_PLAN_ITEMS_MAX long, then slots and tables in the order in which items
+ * are added. Every part begins at a multiple of PART_ALIGN, so that a device can read it in whole words.
+ *
+ * Which blocks a plan holds in flight is not stored: it follows from the slots of its updates and transfers and the
+ * tables of its decodes, which nobody changes before kv_plan_end().
+ */
+#include "core/plan.h"
+
+#include <string.h>
+
+#include "core/checked.h"
+#include "core/format.h"
+
+#define PART_ALIGN 64u
+
+/* ---- the area ---- */
+
+static uint64_t part_bytes(uint64_t n, uint64_t size)
+{
+	return kv_round_up_u64(n * size, PART_ALIGN);
+}
+
+static uint64_t ops_bytes(void)
+{
+	return part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op)) +
+		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op)) +
+		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op)) +
+		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
+}
+
+/* Bytes of one K or V row in the dtype that takes the fewest, over all layers. */
+static uint64_t least_row_bytes(const struct kv_pool_spec *spec, bool is_v)
+{
+	const uint32_t head_dim = is_v ? spec->v_head_dim : spec->k_head_dim;
+	uint64_t least = kv_dtype_bytes(KV_DTYPE_BF16) * head_dim;
+
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		const struct kv_row_codec *codec = is_v ? spec->layers[l].v : spec->layers[l].k;
+
+		if (codec->row_bytes < least)
+			least = codec->row_bytes;
+	}
+	return least;
+}
+
+uint64_t kv_plan_area_bytes(const struct kv_pool_spec *spec, uint64_t row_bytes_max)
+{
+	const uint64_t k_bytes = least_row_bytes(spec, false), v_bytes = least_row_bytes(spec, true);
+	/* A READ may want only K or only V. */
+	const uint64_t token_bytes = spec->kv_heads * (k_bytes < v_bytes ? k_bytes : v_bytes);
+	uint64_t n_tokens = row_bytes_max / token_bytes;
+
+	if (n_tokens > spec->tokens_max)
+		n_tokens = spec->tokens_max;
+
+	const uint64_t n_table = kv_div_up_u32(spec->tokens_max, spec->block_size);
+
+	return ops_bytes() + part_bytes(n_tokens * spec->n_groups, sizeof(int64_t)) +
+		part_bytes(n_table, sizeof(uint32_t));
+}
+
+/* The caller has checked that it fits. */
+static void *take_part(struct kv_plan *plan, uint64_t n, uint64_t size)
+{
+	void *part = plan->area + plan->batch.plan_bytes_used;
+
+	plan->batch.plan_bytes_used += part_bytes(n, size);
+	KV_ASSERT(plan->batch.plan_bytes_used <= plan->area_bytes);
+	return part;
+}
+
+void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes)
+{
+	KV_ASSERT(area_bytes >= ops_bytes());
+	KV_ASSERT((uintptr_t)area % PART_ALIGN == 0);
+	*plan = (struct kv_plan){ .pool = pool, .area = area, .area_bytes = area_bytes };
+	plan->batch.pool = pool->backend_pool;
+	plan->batch.plan = area;
+	plan->batch.updates = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op));
+	plan->batch.decodes = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op));
+	plan->batch.transfers = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op));
+	plan->batch.results = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
+}
+
+/* ---- blocks in flight ---- */
+
+/* Bit per group that has one of the layers. */
+static uint32_t groups_of(const struct kv_pool_spec *spec, uint32_t layer_first, uint32_t n_layers)
+{
+	uint32_t groups = 0;
+
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++)
+		groups |= 1u << spec->layers[l].group_idx;
+	return groups;
+}
+
+/* Tokens lie in order, so each block is one run of slots: it is visited once per op. */
+static void visit_slots(const struct kv_plan *plan, const int64_t *slots, uint32_t n_tokens,
+	uint32_t layer_first, uint32_t n_layers, struct kv_plan_visitor *visitor)
+{
+	const struct kv_pool_spec *spec = plan->pool->spec;
+	const uint32_t groups = groups_of(spec, layer_first, n_layers);
+
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		int64_t block_last = -1;
+
+		if (!(groups & 1u << g))
+			continue;
+		for (uint32_t t = 0; t < n_tokens; t++) {
+			const int64_t block = slots[(uint64_t)g * n_tokens + t] / spec->block_size;
+
+			if (block != block_last)
+				visitor->visit(visitor, g, (uint32_t)block);
+			block_last = block;
+		}
+	}
+}
+
+static void visit_update(
+	const struct kv_plan *plan, const struct kv_update_op *op, struct kv_plan_visitor *visitor)
+{
+	visit_slots(plan, op->slots, op->n_tokens, op->layer_first, op->n_layers, visitor);
+}
+
+static void visit_transfer(
+	const struct kv_plan *plan, const struct kv_transfer_op *op, struct kv_plan_visitor *visitor)
+{
+	visit_slots(plan, op->slots, op->n_tokens, op->layer_first, op->n_layers, visitor);
+}
+
+static void visit_decode(
+	const struct kv_plan *plan, const struct kv_decode_op *op, struct kv_plan_visitor *visitor)
+{
+	const struct kv_pool_spec *spec = plan->pool->spec;
+	const uint32_t n_table = kv_div_up_u32(op->n_tokens_seen, spec->block_size);
+
+	for (uint32_t i = 0; i < n_table; i++)
+		visitor->visit(visitor, spec->layers[op->layer].group_idx, op->table[i]);
+}
+
+void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor)
+{
+	for (uint32_t i = 0; i < plan->batch.n_updates; i++)
+		visit_update(plan, &plan->batch.updates[i], visitor);
+	for (uint32_t i = 0; i < plan->batch.n_decodes; i++)
+		visit_decode(plan, &plan->batch.decodes[i], visitor);
+	for (uint32_t i = 0; i < plan->batch.n_transfers; i++)
+		visit_transfer(plan, &plan->batch.transfers[i], visitor);
+}
+
+struct flight_visitor {
+	struct kv_plan_visitor base;
+	struct kv_pool *pool;
+};
+
+static void flight_begin(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx)
+{
+	struct kv_pool *pool = kv_container_of(visitor, struct flight_visitor, base)->pool;
+
+	kv_block_pool_flight_begin(&pool->blocks[group_idx], (kv_block_id){ block_idx });
+}
+
+static void flight_end(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx)
+{
+	struct kv_pool *pool = kv_container_of(visitor, struct flight_visitor, base)->pool;
+
+	kv_block_pool_flight_end(&pool->blocks[group_idx], (kv_block_id){ block_idx });
+}
+
+void kv_plan_end(struct kv_plan *plan)
+{
+	struct flight_visitor end = { { flight_end }, plan->pool };
+
+	kv_plan_visit_blocks(plan, &end.base);
+	plan->batch.n_updates = plan->batch.n_decodes = plan->batch.n_transfers = 0;
+	plan->batch.n_copies = plan->batch.n_results = 0;
+	plan->batch.plan_bytes_used = ops_bytes();
+	plan->row_bytes = 0;
+	plan->n_items = 0;
+}
+
+/* ---- adding an item ---- */
+
+static uint64_t row_bytes(uint8_t dtype, const struct kv_row_codec *codec)
+{
+	if (dtype == KV_DTYPE_PACKED)
+		return codec->row_bytes;
+	return (uint64_t)kv_dtype_bytes((enum kv_dtype)dtype) * codec->head_dim;
+}
+
+/*
+ * Slots of tokens [item->position, + n_tokens) in every group that the frame's layers touch. The others get `unused`:
+ * nobody reads them, and their tables may not reach so far.
+ */
+static int64_t *add_slots(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+	int64_t unused)
+{
+	const struct kv_pool *pool = plan->pool;
+	const uint32_t block_size = pool->spec->block_size;
+	const uint32_t groups = groups_of(pool->spec, frame->layer_first, frame->n_layers);
+	int64_t *slots = take_part(plan, (uint64_t)item->n_tokens * pool->spec->n_groups, sizeof(slots[0]));
+
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		int64_t *group_slots = slots + (uint64_t)g * item->n_tokens;
+		uint32_t entries[KV_CHUNK_ENTRIES];
+		uint32_t entry_first = 0, entry_end = 0; /* table entries in entries[] */
+
+		for (uint32_t t = 0; t < item->n_tokens; t++) {
+			const uint32_t position = item->position + t, entry = position / block_size;
+
+			if (!(groups & 1u << g)) {
+				group_slots[t] = unused;
+				continue;
+			}
+			if (entry >= entry_end) {
+				const uint32_t n_left =
+					(item->position + item->n_tokens - 1) / block_size - entry + 1;
+				const uint32_t n = n_left < KV_CHUNK_ENTRIES ? n_left : KV_CHUNK_ENTRIES;
+
+				kv_block_table_copy(
+					&item->sequence->tables[g], &pool->tables, entry, n, entries);
+				entry_first = entry;
+				entry_end = entry + n;
+			}
+			group_slots[t] = (int64_t)entries[entry - entry_first] * block_size +
+				position % block_size;
+		}
+	}
+	return slots;
+}
+
+/* The item's rows in the frame's tensor; no base when they are not wanted. */
+static struct kv_rows rows_of(uint8_t *tensor, uint8_t dtype, const struct kv_row_codec *codec,
+	const struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item)
+{
+	const uint64_t offset =
+		(uint64_t)item->token_first * plan->pool->spec->kv_heads * row_bytes(dtype, codec);
+
+	return (struct kv_rows){
+		.base = tensor && dtype != KV_DTYPE_NONE ? tensor + offset : NULL,
+		.tokens_stride = frame->n_tokens_total,
+		.dtype = dtype,
+	};
+}
+
+static void add_update(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+	uint32_t result_idx)
+{
+	const struct kv_layer_spec *layer = &plan->pool->spec->layers[frame->layer_first];
+	struct kv_update_op *op = &plan->batch.updates[plan->batch.n_updates++];
+
+	*op = (struct kv_update_op){
+		.result_idx = result_idx,
+		.layer_first = frame->layer_first,
+		.n_layers = frame->n_layers,
+		.n_tokens = item->n_tokens,
+		.slots = add_slots(plan, frame, item, -1),
+		.k = rows_of(frame->k, frame->k_dtype, layer->k, plan, frame, item),
+		.v = rows_of(frame->v, frame->v_dtype, layer->v, plan, frame, item),
+	};
+}
+
+static void add_transfer(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+	uint32_t result_idx)
+{
+	const struct kv_layer_spec *layer = &plan->pool->spec->layers[frame->layer_first];
+	struct kv_transfer_op *op = &plan->batch.transfers[plan->batch.n_transfers++];
+
+	*op = (struct kv_transfer_op){
+		.result_idx = result_idx,
+		.layer_first = frame->layer_first,
+		.n_layers = frame->n_layers,
+		.n_tokens = item->n_tokens,
+		.slots = add_slots(plan, frame, item, 0),
+		.k = rows_of(frame->k, frame->k_dtype, layer->k, plan, frame, item),
+		.v = rows_of(frame->v, frame->v_dtype, layer->v, plan, frame, item),
+	};
+}
+
+/* 0 means none; a request may only narrow what the layer has. */
+static uint32_t narrower_window(uint32_t a, uint32_t b)
+{
+	if (a == 0 || b == 0)
+		return a + b;
+	return a < b ? a : b;
+}
+
+static void add_decode(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+	uint32_t result_idx)
+{
+	const struct kv_pool *pool = plan->pool;
+	const struct kv_pool_spec *spec = pool->spec;
+	const struct kv_layer_spec *layer = &spec->layers[frame->layer_first];
+	const uint32_t n_table = kv_div_up_u32(item->seen, spec->block_size);
+	const uint64_t q_row_bytes = (uint64_t)kv_dtype_bytes((enum kv_dtype)frame->q_dtype) * spec->q_heads *
+		spec->k_head_dim;
+	const uint64_t out_row_bytes = (uint64_t)kv_dtype_bytes((enum kv_dtype)frame->out_dtype) *
+		spec->q_heads * spec->v_head_dim;
+	uint32_t *table = take_part(plan, n_table, sizeof(table[0]));
+	struct kv_decode_op *op = &plan->batch.decodes[plan->batch.n_decodes++];
+
+	kv_block_table_copy(&item->sequence->tables[layer->group_idx], &pool->tables, 0, n_table, table);
+	*op = (struct kv_decode_op){
+		.result_idx = result_idx,
+		.layer = frame->layer_first,
+		.q_len = item->q_len,
+		.n_tokens_seen = item->seen,
+		.window = narrower_window(layer->window, frame->window),
+		.scale = frame->scale > 0 ? frame->scale : layer->scale,
+		.q_dtype = frame->q_dtype,
+		.out_dtype = frame->out_dtype,
+		.flags = frame->decode_flags,
+		.table = table,
+		.q = frame->q + item->q_first * q_row_bytes,
+		.out = frame->out + item->q_first * out_row_bytes,
+		.lse = frame->lse ? frame->lse + (uint64_t)item->q_first * spec->q_heads : NULL,
+	};
+}
+
+/* K, V and Q payload of the item. */
+static uint64_t item_row_bytes(
+	const struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item)
+{
+	const struct kv_pool_spec *spec = plan->pool->spec;
+	uint64_t n_bytes = 0;
+
+	if (item->kind != KV_ITEM_DECODE) {
+		for (uint32_t l = frame->layer_first; l < frame->layer_first + frame->n_layers; l++)
+			n_bytes += (uint64_t)item->n_tokens * spec->kv_heads *
+				(row_bytes(frame->k_dtype, spec->layers[l].k) +
+					row_bytes(frame->v_dtype, spec->layers[l].v));
+	}
+	if (item->kind == KV_ITEM_DECODE || item->kind == KV_ITEM_APPEND_DECODE)
+		n_bytes += (uint64_t)item->q_len * spec->q_heads * spec->k_head_dim *
+			kv_dtype_bytes((enum kv_dtype)frame->q_dtype);
+	return n_bytes;
+}
+
+bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+	uint32_t *result_idx)
+{
+	const struct kv_pool_spec *spec = plan->pool->spec;
+	const bool has_slots = item->kind != KV_ITEM_DECODE;
+	const bool has_table = item->kind == KV_ITEM_DECODE || item->kind == KV_ITEM_APPEND_DECODE;
+	struct flight_visitor begin = { { flight_begin }, plan->pool };
+	uint64_t n_bytes = 0;
+
+	KV_ASSERT(item->sequence != NULL);
+	if (has_slots)
+		n_bytes += part_bytes((uint64_t)item->n_tokens * spec->n_groups, sizeof(int64_t));
+	if (has_table)
+		n_bytes += part_bytes(kv_div_up_u32(item->seen, spec->block_size), sizeof(uint32_t));
+	if (n_bytes > plan->area_bytes - plan->batch.plan_bytes_used ||
+		plan->batch.n_results == KV_PLAN_ITEMS_MAX)
+		return false;
+	*result_idx = plan->batch.n_results++;
+	plan->batch.results[*result_idx] = (struct kv_result){
+		.status = KV_OK,
+		.layer = KV_LAYER_NONE,
+		.row = KV_ROW_NONE,
+	};
+	if (item->kind == KV_ITEM_READ) {
+		add_transfer(plan, frame, item, *result_idx);
+		visit_transfer(plan, &plan->batch.transfers[plan->batch.n_transfers - 1], &begin.base);
+	} else if (has_slots) {
+		add_update(plan, frame, item, *result_idx);
+		visit_update(plan, &plan->batch.updates[plan->batch.n_updates - 1], &begin.base);
+	}
+	if (has_table) {
+		add_decode(plan, frame, item, *result_idx);
+		visit_decode(plan, &plan->batch.decodes[plan->batch.n_decodes - 1], &begin.base);
+	}
+	plan->row_bytes += item_row_bytes(plan, frame, item);
+	plan->n_items++;
+	return true;
+}
+
+/* ---- picking ---- */
+
+enum { WAITING, PICKED, HELD };
+
+/* What became of the session's request before candidate i; PICKED when there is none. */
+static uint8_t state_before(const struct kv_candidate candidates[], uint32_t i, const uint8_t states[])
+{
+	for (uint32_t j = i; j-- > 0;) {
+		if (candidates[j].session_idx == candidates[i].session_idx)
+			return states[j];
+	}
+	return PICKED;
+}
+
+uint32_t kv_plan_pick(
+	const struct kv_candidate candidates[], uint32_t n, uint32_t order[], uint8_t scratch[])
+{
+	uint32_t n_picked = 0;
+
+	if (n > 0)
+		memset(scratch, WAITING, n);
+	for (uint32_t i = 0; i < n; i++) {
+		if (!candidates[i].is_decode || !candidates[i].is_ready ||
+			state_before(candidates, i, scratch) != PICKED)
+			continue;
+		scratch[i] = PICKED;
+		order[n_picked++] = i;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		if (scratch[i] == PICKED)
+			continue;
+		/* Held: itself not ready, or behind one that is held. */
+		scratch[i] = HELD;
+		if (!candidates[i].is_ready || state_before(candidates, i, scratch) == HELD)
+			continue;
+		scratch[i] = PICKED;
+		order[n_picked++] = i;
+	}
+	return n_picked;
+}

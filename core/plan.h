@@ -1,0 +1,77 @@
+/*
+ * Planning a batch: pure functions from planned items to the ops of backend.h.
+ *
+ * A plan wraps one batch and its area. Items are added in order until the area or a limit is full; slots, block
+ * tables and results are written into the area, and the blocks that the batch names are counted as in flight, so
+ * that closing or freeing meanwhile can only make them "draining". kv_plan_end() takes the counts back after reap().
+ * Loop thread only.
+ */
+#ifndef CORE_PLAN_H
+#define CORE_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/backend.h"
+#include "core/domain.h"
+
+/* Items in one batch: bounds the op arrays in the area. */
+#define KV_PLAN_ITEMS_MAX 1024u
+
+struct kv_plan {
+	struct kv_batch batch;
+	struct kv_pool *pool;
+	uint8_t *area;
+	uint64_t area_bytes;
+	uint64_t row_bytes; /* K, V and Q payload of the added items */
+	uint32_t n_items;
+};
+
+/* The frame around the items: where its tensors lie (all in host_alloc memory). */
+struct kv_frame_rows {
+	uint32_t layer_first, n_layers;
+	uint32_t n_tokens_total, n_q_total;
+	uint8_t k_dtype, v_dtype, q_dtype, out_dtype; /* enum kv_dtype; 0 = absent */
+	uint8_t decode_flags;                         /* enum kv_decode_flag */
+	float scale;                                  /* 0 = the layer's */
+	uint32_t window;                              /* 0 = the layer's */
+	uint8_t *k, *v, *q;                           /* READ: k and v are where rows go */
+	uint8_t *out;                                 /* [n_q_total, q_heads, v_head_dim] */
+	float *lse;                                   /* [n_q_total, q_heads] or NULL */
+};
+
+/* Area size that any single item of the pool fits into. */
+uint64_t kv_plan_area_bytes(const struct kv_pool_spec *spec, uint64_t row_bytes_max);
+
+/* Starts an empty plan for one pool in the given area. */
+void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes);
+/*
+ * Adds one planned item; its result gets index *result_idx. False: it does not fit any more (never for the first
+ * item of a plan whose area is at least kv_plan_area_bytes()); nothing changed then. Items that must not do work
+ * (stale, cancelled) are not added by the caller.
+ */
+bool kv_plan_add(
+	struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item, uint32_t *result_idx);
+/* After reap() (or instead of submit()): the blocks are not in flight any more. The plan is empty afterwards. */
+void kv_plan_end(struct kv_plan *plan);
+
+/* Calls visit() for every block that the plan counts as in flight, as often as it counts it. For the audit. */
+struct kv_plan_visitor {
+	void (*visit)(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx);
+};
+void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor);
+
+/* Which of the waiting requests go into the next batch, and in which order. */
+struct kv_candidate {
+	uint32_t session_idx; /* same number, same session */
+	bool is_decode;       /* DECODE or APPEND_DECODE */
+	bool is_ready;        /* false: skip it and everything of its session behind it */
+};
+/*
+ * Decodes first where no earlier request of their session waits, then the rest in order of arrival; the order
+ * within a session never changes. Writes indices into `order`, returns their number (at most n). `scratch` is
+ * [n] bytes. O(n * n) only within one session's share; n is at most the number of request slots.
+ */
+uint32_t kv_plan_pick(const struct kv_candidate candidates[], uint32_t n, uint32_t order[], uint8_t scratch[]);
+
+#endif

@@ -1,0 +1,439 @@
+/*
+ * Sequences and items: positions, blocks, commit and falling back.
+ *
+ * Planning checks everything first and then does what cannot fail, so that a refused item changes nothing.
+ */
+#include "core/backend.h"
+#include "core/domain.h"
+#include "core/domain_internal.h"
+
+/* Layers [first, end) of the frame. */
+struct layers {
+	uint32_t first, end;
+};
+
+/* What an append takes; filled by the check, used by the part that cannot fail. */
+struct need {
+	uint32_t n_blocks[KV_GROUPS_MAX];
+	uint32_t n_reserved[KV_GROUPS_MAX]; /* of these from the session's reservation */
+};
+
+static bool is_append(const struct kv_item *item)
+{
+	return item->kind == KV_ITEM_APPEND || item->kind == KV_ITEM_APPEND_DECODE;
+}
+
+static bool is_decode(const struct kv_item *item)
+{
+	return item->kind == KV_ITEM_DECODE || item->kind == KV_ITEM_APPEND_DECODE;
+}
+
+static uint32_t least_length(const uint32_t *lengths, uint32_t first, uint32_t end)
+{
+	uint32_t least = lengths[first];
+
+	for (uint32_t l = first + 1; l < end; l++) {
+		if (lengths[l] < least)
+			least = lengths[l];
+	}
+	return least;
+}
+
+static enum kv_status refuse_position(struct kv_item *item, uint32_t layer, uint32_t expected)
+{
+	item->layer = (uint16_t)layer;
+	item->length = expected;
+	return KV_POSITION;
+}
+
+/* ---- planning ---- */
+
+/* Blocks beyond the entries that the tables have already, which may be more than the lengths need. */
+static enum kv_status check_blocks(const struct kv_session *session, const struct kv_sequence *sequence,
+	struct layers layers, uint32_t length, struct need *need)
+{
+	static const struct kv_block_table no_table;
+	const struct kv_pool *pool = session->pool;
+	const struct kv_pool_spec *spec = pool->spec;
+	const uint32_t n_entries = kv_div_up_u32(length, spec->block_size);
+	uint64_t n_chunks = 0;
+
+	*need = (struct need){ { 0 }, { 0 } };
+	for (uint32_t l = layers.first; l < layers.end; l++) {
+		const uint32_t g = spec->layers[l].group_idx;
+		const struct kv_block_table *table = sequence ? &sequence->tables[g] : &no_table;
+
+		if (n_entries <= table->n_blocks || need->n_blocks[g] > 0)
+			continue; /* enough, or another layer of the group has counted them */
+
+		const struct kv_block_counts *counts = &pool->blocks[g].counts;
+		const uint32_t n_own = session->n_blocks_reserved[g];
+
+		need->n_blocks[g] = n_entries - table->n_blocks;
+		need->n_reserved[g] = need->n_blocks[g] < n_own ? need->n_blocks[g] : n_own;
+		if (need->n_blocks[g] - need->n_reserved[g] > counts->n_free - counts->n_reserved)
+			return KV_POOL_FULL;
+		n_chunks += kv_block_table_chunks_needed(table, need->n_blocks[g]);
+	}
+	return n_chunks <= pool->tables.n_chunks_max - pool->tables.n_chunks_used ? KV_OK : KV_LIMIT;
+}
+
+/* After check_blocks() said OK. */
+static void take_blocks(struct kv_session *session, struct kv_sequence *sequence, const struct need *need)
+{
+	struct kv_pool *pool = session->pool;
+	const uint32_t n_chunks = kv_sequence_n_chunks(sequence);
+
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		uint32_t n_left = need->n_blocks[g], n_reserved = need->n_reserved[g];
+
+		session->n_blocks_reserved[g] -= n_reserved;
+		while (n_left > 0) {
+			kv_block_id ids[KV_CHUNK_ENTRIES];
+			const uint32_t n = n_left < KV_CHUNK_ENTRIES ? n_left : KV_CHUNK_ENTRIES;
+			const uint32_t n_from_reservation = n < n_reserved ? n : n_reserved;
+			enum kv_status status =
+				kv_block_pool_take(&pool->blocks[g], n, n_from_reservation, ids);
+
+			KV_ASSERT(status == KV_OK);
+			status = kv_block_table_append(&sequence->tables[g], &pool->tables, ids, n);
+			KV_ASSERT(status == KV_OK);
+			n_left -= n;
+			n_reserved -= n_from_reservation;
+		}
+	}
+	kv_slot_of(session)->n_chunks += kv_sequence_n_chunks(sequence) - n_chunks;
+}
+
+static enum kv_status check_create(const struct kv_session *session, const struct kv_item *item)
+{
+	const struct kv_domain *domain = session->pool->domain;
+
+	if (!(item->flags & KV_ITEM_CREATE))
+		return KV_NOT_FOUND;
+	if (session->n_sequences >= session->sequences_max)
+		return KV_LIMIT;
+	if (domain->n_sequences < domain->limits.sequences_max)
+		return KV_OK;
+	/* Freed ones that are still being taken apart will make room. */
+	for (uint32_t i = 0; i < domain->n_pools; i++) {
+		if (domain->pools[i]->n_zombies > 0)
+			return KV_BUSY_RETRY;
+	}
+	return KV_LIMIT;
+}
+
+static bool has_rows(const struct kv_sequence *sequence)
+{
+	const uint32_t n_layers = sequence->pool->spec->n_layers;
+
+	for (uint32_t l = 0; l < n_layers; l++) {
+		if (sequence->planned[l] > 0)
+			return true;
+	}
+	return false;
+}
+
+static enum kv_status check_append(struct kv_session *session, struct kv_item *item,
+	const struct kv_sequence *sequence, struct layers layers, struct need *need)
+{
+	enum kv_status status = KV_OK;
+
+	if (item->n_tokens == 0)
+		return KV_BAD_ARG;
+	if (!sequence)
+		status = check_create(session, item);
+	else if ((item->flags & KV_ITEM_CREATE) && has_rows(sequence))
+		status = KV_EXISTS;
+	if (status != KV_OK)
+		return status;
+	for (uint32_t l = layers.first; l < layers.end; l++) {
+		const uint32_t planned = sequence ? sequence->planned[l] : 0;
+
+		if (item->position != planned)
+			return refuse_position(item, l, planned);
+	}
+	/* Lengths are at most tokens_max, so this cannot wrap. */
+	if (item->position > session->tokens_max || item->n_tokens > session->tokens_max - item->position)
+		return KV_LEN_LIMIT;
+	item->seen = item->position + item->n_tokens;
+	return check_blocks(session, sequence, layers, item->seen, need);
+}
+
+static enum kv_status check_seen(struct kv_item *item, const struct kv_sequence *sequence, uint32_t layer)
+{
+	if (!sequence)
+		return KV_NOT_FOUND;
+
+	const uint32_t planned = sequence->planned[layer];
+
+	if (item->position != KV_LENGTH_PLANNED && item->position > planned)
+		return refuse_position(item, layer, planned);
+	item->seen = item->position == KV_LENGTH_PLANNED ? planned : item->position;
+	return KV_OK;
+}
+
+static enum kv_status check_read(
+	struct kv_item *item, const struct kv_sequence *sequence, struct layers layers)
+{
+	if (item->n_tokens == 0)
+		return KV_BAD_ARG;
+	if (!sequence)
+		return KV_NOT_FOUND;
+	for (uint32_t l = layers.first; l < layers.end; l++) {
+		const uint32_t planned = sequence->planned[l];
+
+		if (item->position > planned || item->n_tokens > planned - item->position)
+			return refuse_position(item, l, planned);
+	}
+	item->seen = item->position + item->n_tokens;
+	return KV_OK;
+}
+
+/* Row i sees seen - q_len + 1 + i tokens. One row over nothing is allowed: its output is zero. */
+static enum kv_status check_q_len(const struct kv_item *item)
+{
+	if (item->q_len == 0)
+		return KV_BAD_ARG;
+	return item->q_len <= item->seen || item->q_len == 1 ? KV_OK : KV_BAD_ARG;
+}
+
+static enum kv_status check_item(struct kv_session *session, struct kv_item *item,
+	const struct kv_sequence *sequence, struct layers layers, struct need *need)
+{
+	enum kv_status status = KV_BAD_ARG;
+
+	if (item->sequence_id == 0)
+		return KV_BAD_ARG;
+	switch ((enum kv_item_kind)item->kind) {
+	case KV_ITEM_APPEND:
+	case KV_ITEM_APPEND_DECODE:
+		status = check_append(session, item, sequence, layers, need);
+		break;
+	case KV_ITEM_DECODE:
+		status = check_seen(item, sequence, layers.first);
+		break;
+	case KV_ITEM_READ:
+		status = check_read(item, sequence, layers);
+		break;
+	}
+	if (status == KV_OK && is_decode(item))
+		status = check_q_len(item);
+	return status;
+}
+
+void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t layer_first, uint32_t n_layers,
+	uint64_t now_ns)
+{
+	const struct layers layers = { layer_first, layer_first + n_layers };
+	struct kv_sequence *sequence = kv_sequence_find(session, item->sequence_id);
+	struct need need;
+
+	KV_ASSERT(session->state == KV_SESSION_OPEN);
+	KV_ASSERT(n_layers >= 1);
+	KV_ASSERT(layer_first < session->pool->spec->n_layers);
+	KV_ASSERT(n_layers <= session->pool->spec->n_layers - layer_first);
+	KV_ASSERT(!is_decode(item) || n_layers == 1);
+	item->sequence = NULL;
+	item->epoch = item->seen = 0;
+	item->layer = KV_LAYER_NONE;
+	item->row = KV_ROW_NONE;
+	item->retry_after_ms = 0;
+	item->length = sequence ? least_length(sequence->committed, layers.first, layers.end) : 0;
+
+	const enum kv_status status = check_item(session, item, sequence, layers, &need);
+
+	item->status = (uint16_t)status;
+	if (status == KV_POOL_FULL || status == KV_BUSY_RETRY)
+		item->retry_after_ms = KV_RETRY_AFTER_MS;
+	if (status != KV_OK)
+		return;
+	if (!sequence)
+		sequence = kv_sequence_add(session, item->sequence_id, now_ns);
+	if (is_append(item)) {
+		take_blocks(session, sequence, &need);
+		for (uint32_t l = layers.first; l < layers.end; l++)
+			sequence->planned[l] = item->seen;
+		sequence->is_evictable = sequence->is_evictable || (item->flags & KV_ITEM_EVICTABLE);
+	}
+	sequence->used_ns = now_ns;
+	sequence->n_items++;
+	item->sequence = sequence;
+	item->epoch = sequence->epoch;
+}
+
+/* ---- finishing ---- */
+
+bool kv_item_is_stale(const struct kv_item *item)
+{
+	return item->sequence && item->epoch != item->sequence->epoch;
+}
+
+/* Lengths move on; the sums of its session and pool with them. */
+static void commit(const struct kv_item *item, struct layers layers)
+{
+	struct kv_sequence *sequence = item->sequence;
+	struct kv_pool *pool = sequence->pool;
+	const uint32_t n_layers = pool->spec->n_layers;
+	const bool is_live = kv_sequence_is_live(sequence);
+	const uint32_t least_before = least_length(sequence->committed, 0, n_layers);
+
+	for (uint32_t l = layers.first; l < layers.end; l++) {
+		KV_ASSERT(sequence->committed[l] == item->position);
+		sequence->committed[l] += item->n_tokens;
+	}
+	if (!is_live)
+		return;
+
+	struct kv_session_slot *slot = kv_slot_of(sequence->session);
+	const uint32_t n_gained = least_length(sequence->committed, 0, n_layers) - least_before;
+
+	for (uint32_t l = layers.first; l < layers.end; l++) {
+		slot->layer_tokens[l] += item->n_tokens;
+		pool->layer_tokens[l] += item->n_tokens;
+	}
+	slot->n_tokens_committed += n_gained;
+	pool->n_tokens_committed += n_gained;
+}
+
+static void fall_back(struct kv_sequence *sequence)
+{
+	for (uint32_t l = 0; l < sequence->pool->spec->n_layers; l++)
+		sequence->planned[l] = sequence->committed[l];
+	sequence->epoch++;
+	if (kv_sequence_is_live(sequence))
+		kv_sequence_fit_tables(sequence);
+}
+
+static void count_rows(const struct kv_item *item, uint32_t n_layers)
+{
+	if (!kv_sequence_is_live(item->sequence))
+		return;
+
+	struct kv_session *session = item->sequence->session;
+	const uint64_t n_rows = (uint64_t)item->n_tokens * n_layers;
+
+	if (is_append(item))
+		session->n_rows_in += n_rows;
+	if (item->kind == KV_ITEM_READ)
+		session->n_rows_out += n_rows;
+	if (is_decode(item))
+		session->n_queries += item->q_len;
+}
+
+/* What the server decided about the request itself is more useful to know than that it was stale, too. */
+static bool is_decided(uint16_t status)
+{
+	return status == KV_CANCELLED || status == KV_DEADLINE || status == KV_DEVICE_LOST;
+}
+
+void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
+{
+	const struct layers layers = { layer_first, layer_first + n_layers };
+	struct kv_sequence *sequence = item->sequence;
+
+	if (!sequence)
+		return;
+	if (kv_item_is_stale(item)) {
+		if (!is_decided(item->status))
+			item->status = KV_POSITION;
+		item->layer = KV_LAYER_NONE;
+		item->row = KV_ROW_NONE;
+		item->length = least_length(sequence->planned, layers.first, layers.end);
+	} else {
+		if (item->status == KV_OK) {
+			if (is_append(item))
+				commit(item, layers);
+			count_rows(item, n_layers);
+		} else if (is_append(item)) {
+			fall_back(sequence);
+		}
+		item->length = least_length(sequence->committed, layers.first, layers.end);
+	}
+	item->sequence = NULL;
+	KV_ASSERT(sequence->n_items > 0);
+	sequence->n_items--;
+	if (sequence->is_zombie && sequence->n_items == 0 && kv_sequence_n_blocks(sequence) == 0)
+		kv_sequence_recycle(sequence);
+}
+
+/* ---- sequences ---- */
+
+void kv_sequence_lengths(const struct kv_sequence *sequence, uint32_t *length_min, uint32_t *length_max)
+{
+	const uint32_t n_layers = sequence->pool->spec->n_layers;
+	uint32_t greatest = 0;
+
+	for (uint32_t l = 0; l < n_layers; l++) {
+		if (sequence->committed[l] > greatest)
+			greatest = sequence->committed[l];
+	}
+	*length_min = least_length(sequence->committed, 0, n_layers);
+	*length_max = greatest;
+}
+
+/* Lowers the committed lengths to `length` and takes what is cut off the sums. */
+static void shorten(struct kv_sequence *sequence, uint32_t length)
+{
+	struct kv_pool *pool = sequence->pool;
+	struct kv_session_slot *slot = kv_slot_of(sequence->session);
+	const uint32_t n_layers = pool->spec->n_layers;
+	const uint32_t least = least_length(sequence->committed, 0, n_layers);
+	const uint32_t n_lost = least > length ? least - length : 0;
+
+	for (uint32_t l = 0; l < n_layers; l++) {
+		if (sequence->committed[l] <= length)
+			continue;
+		slot->layer_tokens[l] -= sequence->committed[l] - length;
+		pool->layer_tokens[l] -= sequence->committed[l] - length;
+		sequence->committed[l] = length;
+	}
+	slot->n_tokens_committed -= n_lost;
+	pool->n_tokens_committed -= n_lost;
+}
+
+enum kv_status kv_sequence_truncate(struct kv_session *session, uint64_t sequence_id, uint32_t length)
+{
+	struct kv_sequence *sequence = kv_sequence_find(session, sequence_id);
+
+	if (!sequence)
+		return KV_NOT_FOUND;
+	KV_ASSERT(sequence->n_items == 0);
+	shorten(sequence, length);
+	for (uint32_t l = 0; l < session->pool->spec->n_layers; l++)
+		sequence->planned[l] = sequence->committed[l];
+	kv_sequence_fit_tables(sequence);
+	return KV_OK;
+}
+
+enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id)
+{
+	struct kv_sequence *sequence = kv_sequence_find(session, sequence_id);
+
+	if (!sequence)
+		return KV_NOT_FOUND;
+	KV_ASSERT(sequence->n_items == 0);
+	shorten(sequence, 0);
+	kv_slot_of(session)->n_chunks -= kv_sequence_n_chunks(sequence);
+	kv_sequence_tree_remove(&kv_slot_of(session)->tree, sequence);
+	session->pool->n_sequences--;
+	session->pool->n_zombies++;
+	kv_sequence_bury(sequence);
+	return KV_OK;
+}
+
+uint32_t kv_sequence_list(
+	struct kv_session *session, uint64_t from, struct kv_sequence *out[], uint32_t n_max, uint64_t *next)
+{
+	struct kv_sequence *root = kv_slot_of(session)->tree;
+	struct kv_sequence *sequence = kv_sequence_tree_at_least(root, from);
+	uint32_t n = 0;
+
+	while (sequence && n < n_max) {
+		out[n++] = sequence;
+		sequence = sequence->id < UINT64_MAX ? kv_sequence_tree_at_least(root, sequence->id + 1)
+						      : NULL;
+	}
+	*next = sequence ? sequence->id : 0;
+	return n;
+}
