@@ -1,0 +1,119 @@
+/*
+ * Control requests: what the control thread asks of the loop thread, as plain structs.
+ *
+ * The control thread (libmicrohttpd, JSON, text) owns no session and no pool. It fills a struct srv_control, posts it
+ * to the mailbox and suspends the HTTP connection; the loop answers at most SRV_CONTROL_PER_TURN requests a turn,
+ * each with a bounded snapshot, and calls done(); the control thread renders the snapshot. Longer lists are paged.
+ */
+#ifndef SERVER_CONTROL_H
+#define SERVER_CONTROL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/backend.h"
+#include "core/domain.h"
+#include "core/io.h"
+#include "core/report.h"
+#include "server/metrics.h"
+
+#define SRV_CONTROL_PER_TURN 8u
+#define SRV_CONTROL_ROWS_MAX 256u
+
+enum srv_control_kind {
+	SRV_CONTROL_INFO,
+	SRV_CONTROL_POOLS,       /* rows: pool */
+	SRV_CONTROL_POOL_CREATE, /* spec */
+	SRV_CONTROL_POOL_DELETE, /* name */
+	SRV_CONTROL_OCCUPANCY,   /* rows: pool */
+	SRV_CONTROL_SESSIONS,    /* rows: session; cursor */
+	SRV_CONTROL_SESSION,     /* id; rows: sequence; cursor = sequence id */
+	SRV_CONTROL_CONNECTIONS, /* rows: connection; cursor */
+	SRV_CONTROL_METRICS,     /* counters, gauges, rows: pool */
+	SRV_CONTROL_READY,       /* is_deep: run a known-answer decode now */
+};
+
+struct srv_pool_row {
+	char name[KV_POOL_NAME_BYTES_MAX + 1];
+	char k_format[32], v_format[32]; /* of layer 0 */
+	uint32_t n_layers, q_heads, kv_heads, k_head_dim, v_head_dim, block_size, n_groups, tokens_max;
+	uint64_t fingerprint, arena_bytes;
+	uint32_t n_sessions, n_sequences;
+	struct kv_block_counts blocks[KV_GROUPS_MAX];
+	uint64_t block_bytes[KV_GROUPS_MAX]; /* of one block, all layers of the group */
+	struct kv_memory_report memory;
+};
+
+struct srv_session_row {
+	uint64_t handle, tenant, owner_id;
+	char name[KV_SESSION_NAME_BYTES_MAX + 1];
+	char pool[KV_POOL_NAME_BYTES_MAX + 1];
+	uint32_t n_sequences, n_outstanding, lease_ms;
+	int64_t lease_left_ms;
+	uint64_t age_ms, n_rows_in, n_rows_out, n_queries;
+	struct kv_memory_report memory;
+};
+
+struct srv_sequence_row {
+	uint64_t id;
+	uint32_t length_min, length_max, n_blocks, n_shared_blocks;
+	uint64_t idle_ms;
+	bool is_evictable;
+	struct kv_memory_report memory;
+};
+
+struct srv_connection_row {
+	uint64_t id;
+	struct kv_io_peer peer;
+	char client_name[65];
+	uint64_t age_ms, bytes_in, bytes_out, frames_in;
+	uint32_t n_inflight, n_sessions;
+	const char *state; /* static text */
+};
+
+struct srv_info {
+	char version[64], commit[48];
+	uint64_t boot_id;
+	const char *backend, *io; /* static */
+	char backend_reason[160], io_reason[160]; /* why each was chosen */
+	struct kv_backend_info device;
+	uint64_t frame_bytes_max;
+	char listeners[8][160];
+	uint32_t n_listeners;
+	uint64_t pid, uptime_ms;
+};
+
+struct srv_control {
+	enum srv_control_kind kind;
+	/* asked */
+	char name[KV_SESSION_NAME_BYTES_MAX + 1];
+	uint64_t id, cursor;
+	uint32_t n_rows_max; /* 1..SRV_CONTROL_ROWS_MAX */
+	bool is_deep;
+	struct kv_pool_spec *spec; /* POOL_CREATE: the loop takes it over on OK and sets it to NULL */
+	/* answered */
+	enum kv_status status;
+	struct kv_error error;
+	uint32_t n_rows;
+	uint64_t cursor_next; /* 0 = end */
+	union {
+		struct srv_pool_row pools[KV_POOLS_MAX];
+		struct srv_session_row sessions[SRV_CONTROL_ROWS_MAX];
+		struct srv_sequence_row sequences[SRV_CONTROL_ROWS_MAX];
+		struct srv_connection_row connections[SRV_CONTROL_ROWS_MAX];
+	} rows;
+	struct srv_info info;
+	struct srv_counters counters;
+	struct srv_gauges gauges;
+	struct srv_session_row session; /* SESSION: the session itself */
+	char ready_reason[160];         /* READY: why not */
+	/* Called by the loop thread when answered; the struct belongs to the control thread again. */
+	void (*done)(struct srv_control *control);
+	void *user;
+	struct srv_control *next; /* the mailbox's */
+};
+
+/* Version and commit of this build, for --version, start-up lines and /v1/info. */
+extern const char srv_version[], srv_commit[];
+
+#endif

@@ -1,0 +1,102 @@
+/*
+ * The control thread, seen from inside. Only http.c, http_routes.c and their tests include this.
+ *
+ * Three threads meet here. The HTTP thread (libmicrohttpd's) runs the handler: it reads a request, posts a call to
+ * the mailbox and suspends the connection. The loop thread answers: done() resumes the connection. The watchdog
+ * resumes connections whose call the loop did not answer in time. Whoever comes first wins, under http->lock; a call
+ * that lost its request (late) belongs to the loop until its done(), which then only frees it.
+ *
+ * So there are two lifetimes: a request lives from its first byte to libmicrohttpd's "completed", a call from post()
+ * to the end of rendering, or to done() where the request did not wait. struct srv_http outlives both: calls that
+ * the loop still has hold a reference.
+ */
+#ifndef SERVER_HTTP_INTERNAL_H
+#define SERVER_HTTP_INTERNAL_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+
+#include "core/list.h"
+#include "server/control.h"
+#include "server/http.h"
+#include "server/http_text.h"
+
+#define SRV_HTTP_BODY_BYTES_MAX    65536u
+/* A body of unknown length is thrown away up to here, so that the client gets to read the 413; then the connection. */
+#define SRV_HTTP_DISCARD_BYTES_MAX 1048576u
+#define SRV_HTTP_CONNECTIONS_MAX   256u
+#define SRV_HTTP_IDLE_S            10u
+/* Request line, headers and reply headers of one connection: four times what a browser sends. */
+#define SRV_HTTP_MEMORY_BYTES      32768u
+#define SRV_HTTP_ANSWER_TIMEOUT_MS 5000u
+#define SRV_HTTP_PULSE_MS_MAX      5000u
+/* How long stop() waits for answers to be sent. */
+#define SRV_HTTP_STOP_MS           1000u
+#define SRV_HTTP_LIMIT_DEFAULT     64u
+#define SRV_HTTP_NAME_BYTES        129u
+
+enum srv_http_wait {
+	SRV_HTTP_NOT_POSTED,
+	SRV_HTTP_WAITING,  /* suspended; the loop has the call */
+	SRV_HTTP_ANSWERED, /* request->call is the request's again */
+	SRV_HTTP_LATE,     /* the loop still has the call; request->call is NULL */
+	SRV_HTTP_STOPPED,  /* not posted, or given up, because the daemon stops */
+	SRV_HTTP_REFUSED,  /* not posted: the mailbox is full */
+};
+
+struct srv_http_request;
+
+struct srv_http_call {
+	struct srv_control control;
+	struct srv_http *http;
+	struct srv_http_request *request; /* NULL: nobody waits any more */
+	uint64_t deadline_ns;             /* CLOCK_MONOTONIC */
+	struct kv_list_node link;         /* http->calls while WAITING */
+};
+
+struct srv_http_request {
+	struct srv_http *http;
+	struct MHD_Connection *connection;
+	const struct srv_http_route *route; /* once dispatched to the loop */
+	enum srv_http_wait wait;            /* under http->lock */
+	struct srv_http_call *call;         /* under http->lock while WAITING */
+	char *body;                         /* SRV_HTTP_BODY_BYTES_MAX + 1, once the first byte came */
+	uint64_t body_bytes;                /* seen; above the maximum the rest is thrown away */
+	char name[SRV_HTTP_NAME_BYTES];     /* last part of the path, unescaped */
+	char allow[32];                     /* 405 */
+	char location[KV_POOL_NAME_BYTES_MAX + 16]; /* 201 */
+};
+
+struct srv_http {
+	const struct srv_options *options;
+	struct srv_mailbox *mailbox;
+	struct srv_pulse *pulse;
+	struct kv_clock *clock;
+	struct MHD_Daemon *daemon;
+	char host[256]; /* as bound: what a Host header may say */
+	uint64_t started_ns;
+	pthread_mutex_t lock;
+	pthread_cond_t changed; /* a first call, a finished request, or stop */
+	pthread_t watchdog;
+	bool has_watchdog;
+	/* under lock */
+	bool is_stopping;
+	uint32_t answer_timeout_ms;
+	uint32_t n_refs;    /* the owner, and each call that the loop has */
+	uint32_t n_waiting; /* requests that were posted and are not completed */
+	struct kv_list calls; /* oldest first, so the first has the next deadline */
+};
+
+/* http_routes.c: one complete request, and the same once its call came back. HTTP thread. */
+enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *url, const char *method);
+enum MHD_Result srv_http_finish(struct srv_http_request *request);
+
+/* Queues a problem; also from the very first callback of a request, which closes the connection. */
+enum MHD_Result srv_http_problem(
+	struct srv_http_request *request, unsigned http_status, const char *code, const char *detail);
+
+/* Hands the call to the loop (or frees it where that is impossible) and suspends; finish() follows in every case. */
+void srv_http_post(struct srv_http_request *request, struct srv_http_call *call);
+void srv_http_call_free(struct srv_http_call *call);
+
+#endif

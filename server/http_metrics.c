@@ -1,0 +1,317 @@
+/*
+ * Prometheus text, format 0.0.4. Every series exists from the first scrape: families without labels always, families
+ * with a fixed set of labels (reasons, sizes, io names) with all of them, families of pools from the pool's first
+ * scrape on. Samples of a family stand together, as the format wants it.
+ *
+ * Base units: seconds and bytes. Times are kept in integers and printed by integer arithmetic.
+ */
+#include <string.h>
+
+#include "core/checked.h"
+#include "server/http_views.h"
+#include "server/options_internal.h"
+
+/* What one scrape renders. */
+struct scrape {
+	struct srv_text *text;
+	const struct srv_control *control;
+	const char *device; /* label */
+};
+
+static void family(struct srv_text *text, const char *name, const char *type, const char *help)
+{
+	srv_text_printf(text, "# HELP tqkv_%s %s\n# TYPE tqkv_%s %s\n", name, help, name, type);
+}
+
+/* Label values: backslash, quote and newline are escaped; what else a text holds is bytes. */
+static void label(struct srv_text *text, const char *name, const char *value)
+{
+	srv_text_printf(text, "%s=\"", name);
+	for (const char *c = value; *c; c++) {
+		if (*c == '\\' || *c == '"')
+			srv_text_printf(text, "\\%c", *c);
+		else if (*c == '\n')
+			srv_text_add(text, "\\n", 2);
+		else
+			srv_text_add(text, c, 1);
+	}
+	srv_text_add(text, "\"", 1);
+}
+
+static void single(struct srv_text *text, const char *name, const char *type, const char *help, uint64_t value)
+{
+	family(text, name, type, help);
+	srv_text_printf(text, "tqkv_%s %llu\n", name, (unsigned long long)value);
+}
+
+static void single_ms(struct srv_text *text, const char *name, const char *help, uint64_t value_ms)
+{
+	family(text, name, "gauge", help);
+	srv_text_printf(text, "tqkv_%s %llu.%03u\n", name, (unsigned long long)(value_ms / 1000),
+		(unsigned)(value_ms % 1000));
+}
+
+/* One sample with one label. */
+static void sample(struct srv_text *text, const char *name, const char *label_name, const char *label_value,
+	uint64_t value)
+{
+	srv_text_printf(text, "tqkv_%s{", name);
+	label(text, label_name, label_value);
+	srv_text_printf(text, "} %llu\n", (unsigned long long)value);
+}
+
+/*
+ * Bucket i holds whole microseconds below 2^i, times are cut to whole microseconds, so "le" 2^i microseconds holds all
+ * of them. The last bucket has no upper bound.
+ */
+static void histogram(
+	struct srv_text *text, const char *name, const char *help, const struct srv_histogram *histogram)
+{
+	uint64_t sum = 0;
+
+	family(text, name, "histogram", help);
+	for (uint32_t i = 0; i < SRV_HISTOGRAM_BUCKETS; i++) {
+		sum += histogram->buckets[i];
+		if (i + 1 < SRV_HISTOGRAM_BUCKETS)
+			srv_text_printf(text, "tqkv_%s_bucket{le=\"%u.%06u\"} %llu\n", name, (1u << i) / 1000000u,
+				(1u << i) % 1000000u, (unsigned long long)sum);
+		else
+			srv_text_printf(text, "tqkv_%s_bucket{le=\"+Inf\"} %llu\n", name, (unsigned long long)sum);
+	}
+	srv_text_printf(text, "tqkv_%s_sum %llu.%06u\ntqkv_%s_count %llu\n", name,
+		(unsigned long long)(histogram->sum_us / 1000000), (unsigned)(histogram->sum_us % 1000000), name,
+		(unsigned long long)histogram->n);
+}
+
+static void add_build(const struct scrape *scrape)
+{
+	static const char *const io_names[] = { "io_uring", "epoll" };
+	struct srv_text *text = scrape->text;
+	const char *io = scrape->control->info.io ? scrape->control->info.io : "unknown";
+	bool is_known = false;
+
+	family(text, "build_info", "gauge", "what runs: always 1");
+	srv_text_add(text, "tqkv_build_info{", 16);
+	label(text, "version", srv_version);
+	srv_text_add(text, ",", 1);
+	label(text, "commit", srv_commit);
+	srv_text_add(text, ",", 1);
+	label(text, "backend", scrape->device);
+	srv_text_add(text, "} 1\n", 4);
+	family(text, "io_backend", "gauge", "1 for the event loop in use");
+	for (size_t i = 0; i < KV_LENGTH(io_names); i++) {
+		const bool is_used = strcmp(io, io_names[i]) == 0;
+
+		sample(text, "io_backend", "name", io_names[i], is_used);
+		is_known = is_known || is_used;
+	}
+	if (!is_known)
+		sample(text, "io_backend", "name", io, 1);
+}
+
+static void add_counters(const struct scrape *scrape)
+{
+	const struct srv_counters *counters = &scrape->control->counters;
+	struct srv_text *text = scrape->text;
+	static const char *const reasons[] = {
+#define REASON(name, number, scope, retryable, http, text) #name,
+		KV_STATUS_MAP(REASON)
+#undef REASON
+	};
+
+#define COUNTER(name, help) single(text, #name "_total", "counter", help, counters->name);
+	SRV_COUNTER_MAP(COUNTER)
+#undef COUNTER
+	family(text, "rejected_total", "counter", "refused items plus refused frames, by status");
+	for (size_t i = 0; i < SRV_N_STATUSES; i++)
+		if (i != SRV_REJECTED_OK)
+			sample(text, "rejected_total", "reason", reasons[i], counters->rejected[i]);
+	histogram(text, "queue_seconds", "from planned to sealed into a batch, per request", &counters->queue);
+	histogram(text, "copy_in_seconds", "copy to the device, per batch", &counters->copy_in);
+	histogram(text, "kernel_seconds", "computing, per batch", &counters->kernel);
+	histogram(text, "copy_out_seconds", "copy from the device, per batch", &counters->copy_out);
+	histogram(text, "request_seconds", "from complete header to reply handed over, per request",
+		&counters->request);
+}
+
+static void add_gauges(const struct scrape *scrape)
+{
+	const struct srv_gauges *gauges = &scrape->control->gauges;
+	struct srv_text *text = scrape->text;
+
+	single_ms(text, "uptime_seconds", "time since start", gauges->uptime_ms);
+	single(text, "loop_turns_total", "counter", "turns of the event loop", gauges->turns);
+	single(text, "ready", "gauge", "1 while /readyz answers 200", gauges->is_ready);
+	single(text, "draining", "gauge", "1 after the daemon was told to stop", gauges->is_draining);
+	single_ms(text, "self_test_age_seconds", "age of the last known-answer decode", gauges->self_test_age_ms);
+	single(text, "connections", "gauge", "open connections", gauges->n_connections);
+	single(text, "sessions", "gauge", "open sessions", gauges->n_sessions);
+	single(text, "sequences", "gauge", "sequences over all pools", gauges->n_sequences);
+	single(text, "pools", "gauge", "pools", gauges->n_pools);
+	single(text, "requests_queued", "gauge", "row requests that wait for a batch", gauges->n_queued);
+	single(text, "batches_in_flight", "gauge", "batches that the backend works on", gauges->n_batches_in_flight);
+	family(text, "request_slots", "gauge", "request slots, by size");
+	sample(text, "request_slots", "size", "large", gauges->n_large_slots);
+	sample(text, "request_slots", "size", "small", gauges->n_small_slots);
+	family(text, "request_slots_used", "gauge", "request slots in use, by size");
+	sample(text, "request_slots_used", "size", "large", gauges->n_large_slots_used);
+	sample(text, "request_slots_used", "size", "small", gauges->n_small_slots_used);
+	single(text, "reply_buffers", "gauge", "buffers for replies to control operations", gauges->n_reply_buffers);
+	single(text, "reply_buffers_used", "gauge", "such buffers in use", gauges->n_reply_buffers_used);
+	single(text, "arena_bytes", "gauge", "memory from which pools are carved", gauges->arena_bytes);
+	single(text, "arena_used_bytes", "gauge", "part of the arena that pools have", gauges->arena_used_bytes);
+	single(text, "slots_bytes", "gauge", "memory of the request slots", gauges->slots_bytes);
+	single(text, "tables_bytes", "gauge", "memory of the block tables", gauges->tables_bytes);
+	single(text, "resident_bytes", "gauge", "resident memory of the process", gauges->resident_bytes);
+}
+
+static void add_limits(const struct scrape *scrape, const struct srv_options *options)
+{
+	family(scrape->text, "limit", "gauge", "value of a numeric option, in the unit of its name");
+	for (size_t i = 0; i < SRV_N_OPTIONS; i++) {
+		const struct srv_option_row *row = &srv_option_rows[i];
+
+		if (row->kind == SRV_OPTION_NUMBER || row->kind == SRV_OPTION_BYTES)
+			sample(scrape->text, "limit", "option", row->name, srv_option_number(options, row));
+	}
+}
+
+static void pool_labels(const struct scrape *scrape, const char *name, const struct srv_pool_row *pool)
+{
+	srv_text_printf(scrape->text, "tqkv_%s{", name);
+	label(scrape->text, "device", scrape->device);
+	srv_text_add(scrape->text, ",", 1);
+	label(scrape->text, "pool", pool->name);
+}
+
+/* One sample of a pool with an optional third label. */
+static void pool_sample(const struct scrape *scrape, const char *name, const struct srv_pool_row *pool,
+	const char *label_name, const char *label_value, uint64_t value)
+{
+	pool_labels(scrape, name, pool);
+	if (label_name) {
+		srv_text_add(scrape->text, ",", 1);
+		label(scrape->text, label_name, label_value);
+	}
+	srv_text_printf(scrape->text, "} %llu\n", (unsigned long long)value);
+}
+
+static void block_sample(const struct scrape *scrape, const char *name, const struct srv_pool_row *pool,
+	uint32_t group_idx, const char *state, uint64_t value)
+{
+	pool_labels(scrape, name, pool);
+	srv_text_printf(scrape->text, ",group=\"%u\"", group_idx);
+	if (state)
+		srv_text_printf(scrape->text, ",state=\"%s\"", state);
+	srv_text_printf(scrape->text, "} %llu\n", (unsigned long long)value);
+}
+
+#define for_each_pool(scrape, pool)                                                                                    \
+	for (const struct srv_pool_row *pool = (scrape)->control->rows.pools;                                          \
+		pool < (scrape)->control->rows.pools + (scrape)->control->n_rows; pool++)
+
+static void add_blocks(const struct scrape *scrape)
+{
+	family(scrape->text, "blocks", "gauge", "blocks by state; the states of a group add up to its blocks");
+	for_each_pool(scrape, pool)
+	{
+		for (uint32_t i = 0; i < pool->n_groups; i++) {
+			const struct kv_block_counts *blocks = &pool->blocks[i];
+
+			block_sample(scrape, "blocks", pool, i, "free", blocks->n_free - blocks->n_reserved);
+			block_sample(scrape, "blocks", pool, i, "reserved", blocks->n_reserved);
+			block_sample(scrape, "blocks", pool, i, "owned", blocks->n_owned);
+			block_sample(scrape, "blocks", pool, i, "shared", blocks->n_shared);
+			block_sample(scrape, "blocks", pool, i, "draining", blocks->n_draining);
+		}
+	}
+	family(scrape->text, "blocks_used_max", "gauge", "most blocks that were in use at a time");
+	for_each_pool(scrape, pool)
+		for (uint32_t i = 0; i < pool->n_groups; i++)
+			block_sample(scrape, "blocks_used_max", pool, i, NULL, pool->blocks[i].n_used_max);
+	family(scrape->text, "block_bytes", "gauge", "bytes of one block over all layers of its group");
+	for_each_pool(scrape, pool)
+		for (uint32_t i = 0; i < pool->n_groups; i++)
+			block_sample(scrape, "block_bytes", pool, i, NULL, pool->block_bytes[i]);
+}
+
+static void add_pool_memory(const struct scrape *scrape)
+{
+	family(scrape->text, "pool_memory_bytes", "gauge", "bytes of a pool by what they hold");
+	for_each_pool(scrape, pool)
+	{
+		const struct kv_memory_report *memory = &pool->memory;
+
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "payload", memory->payload_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "norms", memory->norms_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "scales", memory->scales_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "zeros", memory->zeros_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "exact", memory->exact_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "tables", memory->tables_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "codebooks", memory->codebooks_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "rotation", memory->rotation_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "workspace", memory->workspace_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "reserved", memory->reserved_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "free", memory->free_bytes);
+	}
+}
+
+static void add_pools(const struct scrape *scrape)
+{
+	static const struct {
+		const char *name, *help;
+		size_t offset;
+		bool is_wide;
+	} columns[] = {
+		{ "pool_arena_bytes", "bytes that the pool takes from the arena",
+			offsetof(struct srv_pool_row, arena_bytes), true },
+		{ "pool_tokens", "committed tokens, the least over the layers of each sequence",
+			offsetof(struct srv_pool_row, memory.n_tokens), true },
+		{ "pool_stored_bytes", "bytes of committed rows as stored",
+			offsetof(struct srv_pool_row, memory.stored_bytes), true },
+		{ "pool_dense_equivalent_bytes", "bytes of the same rows as bf16",
+			offsetof(struct srv_pool_row, memory.dense_equivalent_bytes), true },
+		{ "pool_sessions", "open sessions of the pool", offsetof(struct srv_pool_row, n_sessions), false },
+		{ "pool_sequences", "sequences of the pool", offsetof(struct srv_pool_row, n_sequences), false },
+	};
+
+	add_blocks(scrape);
+	add_pool_memory(scrape);
+	for (size_t i = 0; i < KV_LENGTH(columns); i++) {
+		family(scrape->text, columns[i].name, "gauge", columns[i].help);
+		for_each_pool(scrape, pool)
+		{
+			uint64_t value = 0;
+			uint32_t narrow;
+
+			if (columns[i].is_wide) {
+				memcpy(&value, (const char *)pool + columns[i].offset, sizeof(value));
+			} else {
+				memcpy(&narrow, (const char *)pool + columns[i].offset, sizeof(narrow));
+				value = narrow;
+			}
+			pool_sample(scrape, columns[i].name, pool, NULL, NULL, value);
+		}
+	}
+	family(scrape->text, "pool_compression_ratio", "gauge", "dense_equivalent / stored; 0 while nothing is stored");
+	for_each_pool(scrape, pool)
+	{
+		pool_labels(scrape, "pool_compression_ratio", pool);
+		srv_text_printf(scrape->text, "} %.6g\n", pool->memory.compression);
+	}
+}
+
+void srv_view_metrics(const struct srv_control *control, const struct srv_options *options, struct srv_text *text)
+{
+	const struct scrape scrape = {
+		.text = text,
+		.control = control,
+		.device = control->info.backend ? control->info.backend : "unknown",
+	};
+
+	add_build(&scrape);
+	add_counters(&scrape);
+	add_gauges(&scrape);
+	add_limits(&scrape, options);
+	add_pools(&scrape);
+}

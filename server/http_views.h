@@ -1,0 +1,32 @@
+/*
+ * Views: a snapshot of the loop as JSON or as Prometheus text. Pure functions of the answered struct srv_control.
+ *
+ * Keys carry their unit (_bytes, _ms) or count something (n_); bytes and counts are integers. Ids are strings, since
+ * JavaScript keeps only 53 bits of a number: handles, fingerprints and boot ids 16 hex digits, sequence ids, tenants
+ * and connection ids decimal. Block states are disjoint: free + reserved + owned + shared + draining = total (in
+ * struct kv_block_counts the reserved ones are part of the free ones).
+ */
+#ifndef SERVER_HTTP_VIEWS_H
+#define SERVER_HTTP_VIEWS_H
+
+#include "server/control.h"
+#include "server/http_text.h"
+#include "server/options.h"
+
+void srv_view_info(const struct srv_control *control, struct srv_text *text);
+void srv_view_pools(const struct srv_control *control, struct srv_text *text);
+/* POST /v1/pools: the pool that was made, rows.pools[0]; just its name where the loop gave no row. */
+void srv_view_pool_created(const struct srv_control *control, struct srv_text *text);
+void srv_view_occupancy(const struct srv_control *control, struct srv_text *text);
+void srv_view_sessions(const struct srv_control *control, struct srv_text *text);
+void srv_view_session(const struct srv_control *control, struct srv_text *text);
+void srv_view_connections(const struct srv_control *control, struct srv_text *text);
+void srv_view_ready(const struct srv_control *control, struct srv_text *text);
+void srv_view_live(uint64_t turn_age_ms, struct srv_text *text);
+/* RFC 9457. `code`: the name of a status (proto/status.h), or the control API's own word. */
+void srv_view_problem(unsigned http_status, const char *code, const char *detail, struct srv_text *text);
+
+/* Prometheus text 0.0.4 (http_metrics.c). */
+void srv_view_metrics(const struct srv_control *control, const struct srv_options *options, struct srv_text *text);
+
+#endif

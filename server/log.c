@@ -1,0 +1,79 @@
+/*
+ * One write(2) per line, so that lines of two threads never mix. A line is cut at LINE_BYTES_MAX; control characters
+ * (a peer may have chosen them) are replaced, so that one event is always exactly one line.
+ */
+#include "server/log.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Longer than the longest struct kv_error text with its context. */
+#define LINE_BYTES_MAX 1024
+
+#define GATE_NS 1000000000ull
+
+static atomic_int level_max = SRV_LOG_INFO;
+
+void srv_log_set_level(enum srv_log_level level)
+{
+	atomic_store_explicit(&level_max, (int)level, memory_order_relaxed);
+}
+
+static bool is_written(enum srv_log_level level)
+{
+	return (int)level <= atomic_load_explicit(&level_max, memory_order_relaxed);
+}
+
+/* n_suppressed > 0: says at the end how many lines of this kind were left out. */
+static void write_line(enum srv_log_level level, uint64_t n_suppressed, const char *fmt, va_list args)
+{
+	char line[LINE_BYTES_MAX + 64];
+	size_t used = (size_t)snprintf(line, sizeof(line), "<%d>", (int)level);
+	int n = vsnprintf(line + used, LINE_BYTES_MAX - used, fmt, args);
+
+	if (n > 0)
+		used += strlen(line + used);
+	for (size_t i = 0; i < used; i++)
+		if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F)
+			line[i] = '?';
+	if (n_suppressed > 0)
+		used += (size_t)snprintf(line + used, sizeof(line) - used, ", left_out %llu",
+			(unsigned long long)n_suppressed);
+	line[used++] = '\n';
+	/* Nobody is left to tell when stderr is gone. */
+	if (write(STDERR_FILENO, line, used) < 0)
+		return;
+}
+
+void srv_log(enum srv_log_level level, const char *fmt, ...)
+{
+	va_list args;
+
+	if (!is_written(level))
+		return;
+	va_start(args, fmt);
+	write_line(level, 0, fmt, args);
+	va_end(args);
+}
+
+void srv_log_limited(struct srv_log_gate *gate, uint64_t now_ns, enum srv_log_level level, const char *fmt, ...)
+{
+	va_list args;
+
+	if (!is_written(level))
+		return;
+	/* last_ns 0: nothing was written through this gate yet (a clock never says 0). */
+	if (gate->last_ns != 0 && now_ns - gate->last_ns < GATE_NS) {
+		gate->n_suppressed++;
+		return;
+	}
+	va_start(args, fmt);
+	write_line(level, gate->n_suppressed, fmt, args);
+	va_end(args);
+	gate->last_ns = now_ns;
+	gate->n_suppressed = 0;
+}

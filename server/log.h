@@ -1,0 +1,23 @@
+/*
+ * Log: one line per event on stderr, lower case, "key value" pairs, a journald level in front: "<6>listening on ...".
+ * Only server/ logs. Any thread. Repeat offenders are counted, not repeated (srv_log_limited).
+ */
+#ifndef SERVER_LOG_H
+#define SERVER_LOG_H
+
+#include <stdint.h>
+
+#include "core/error.h"
+
+enum srv_log_level { SRV_LOG_ERROR = 3, SRV_LOG_WARNING = 4, SRV_LOG_INFO = 6, SRV_LOG_DEBUG = 7 };
+
+void srv_log_set_level(enum srv_log_level level);
+void srv_log(enum srv_log_level level, const char *fmt, ...) KV_PRINTF(2, 3);
+/* At most one line a second per `gate`; the next line says how many were left out. Loop thread. */
+struct srv_log_gate {
+	uint64_t last_ns, n_suppressed;
+};
+void srv_log_limited(struct srv_log_gate *gate, uint64_t now_ns, enum srv_log_level level, const char *fmt, ...)
+	KV_PRINTF(4, 5);
+
+#endif

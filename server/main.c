@@ -1,0 +1,303 @@
+/*
+ * tqkvd: wiring only. Reads the options, chooses io and backend, starts the server and the control thread,
+ * turns the loop until it is drained or lost. Exit codes: 0 drained, 1 failure, 2 usage or configuration, 3 a
+ * backend or listener could not start, 4 device lost.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "core/backend_cpu.h"
+#include "server/http.h"
+#include "server/io_backends.h"
+#include "server/log.h"
+#include "server/options.h"
+#include "server/server.h"
+
+enum { EXIT_DRAINED = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_START = 3 };
+
+static volatile sig_atomic_t n_stop_signals;
+
+static void on_stop(int signal_number)
+{
+	(void)signal_number;
+	n_stop_signals++;
+}
+
+/* No SA_RESTART: the waiting loop must come back and look. */
+static void catch_signals(void)
+{
+	struct sigaction action = { .sa_handler = on_stop };
+
+	sigemptyset(&action.sa_mask);
+	sigaction(SIGTERM, &action, NULL);
+	sigaction(SIGINT, &action, NULL);
+	signal(SIGPIPE, SIG_IGN);
+}
+
+/* One descriptor per connection: as many as the system lets us have. */
+static void raise_descriptor_limit(const struct srv_options *options)
+{
+	struct rlimit limit;
+	const rlim_t wanted = (rlim_t)options->connections_max + 256;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
+		return;
+	limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+	if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted)
+		srv_log(SRV_LOG_WARNING, "descriptors limited to %llu, connections_max %u cannot be reached",
+			(unsigned long long)limit.rlim_cur, options->connections_max);
+}
+
+/* sd_notify(3) by hand: one datagram, only where systemd asks for it. */
+static void notify(const char *state)
+{
+	const char *path = getenv("NOTIFY_SOCKET");
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	const size_t n = path ? strlen(path) : 0;
+
+	if (n == 0 || n >= sizeof(address.sun_path))
+		return;
+	memcpy(address.sun_path, path, n);
+	if (address.sun_path[0] == '@')
+		address.sun_path[0] = '\0';
+	const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return;
+	if (sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *)(void *)&address,
+		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n)) < 0)
+		srv_log(SRV_LOG_WARNING, "notifying the service manager failed: %s", strerror(errno));
+	close(fd);
+}
+
+static enum kv_status choose_io(const struct srv_options *options, struct kv_io **out, char *reason,
+	size_t n_bytes, struct kv_error *err)
+{
+	struct kv_error denied = { 0 };
+	enum kv_status status;
+
+	if (options->io != SRV_IO_EPOLL) {
+		status = srv_io_uring_create(
+			options->read_ahead_buffers, options->connections_max, out, &denied);
+		if (status == KV_OK) {
+			snprintf(reason, n_bytes, "%s",
+				options->io == SRV_IO_AUTO ? "available" : "asked for");
+			return KV_OK;
+		}
+		if (options->io == SRV_IO_URING)
+			return kv_fail(err, status, "%s", denied.msg);
+		srv_log(SRV_LOG_WARNING, "using epoll: %s", denied.msg);
+	}
+	snprintf(reason, n_bytes, "%s", options->io == SRV_IO_EPOLL ? "asked for" : denied.msg);
+	return srv_io_epoll_create(options->read_ahead_buffers, options->connections_max, out, err);
+}
+
+static enum kv_status choose_backend(const struct srv_options *options, struct kv_backend **out, char *reason,
+	size_t n_bytes, struct kv_error *err)
+{
+	if (options->backend == SRV_BACKEND_CUDA)
+		return kv_fail(err, KV_UNAVAILABLE, "backend cuda: this build has no CUDA backend");
+	snprintf(reason, n_bytes, "%s",
+		options->backend == SRV_BACKEND_CPU ? "asked for" : "this build has no CUDA backend");
+	uint32_t n_threads = options->threads;
+
+	if (n_threads == 0) {
+		const long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+		n_threads = n_cores > 0 ? (uint32_t)n_cores : 1;
+	}
+	return kv_backend_cpu_create(n_threads, out, err);
+}
+
+/* What /proc/meminfo calls available; 1 GiB where it cannot be read. */
+static uint64_t free_memory_bytes(void)
+{
+	FILE *file = fopen("/proc/meminfo", "re");
+	unsigned long long kib = 0;
+	char line[128];
+
+	while (file && fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+			break;
+	}
+	if (file)
+		fclose(file);
+	return kib > 0 ? kib * 1024 : 1ull << 30;
+}
+
+struct parts {
+	struct srv_options options;
+	struct srv_mailbox mailbox;
+	struct srv_pulse pulse;
+	struct srv_http *http;
+	struct kv_io *io;
+	struct kv_backend *backend;
+	struct srv_server *server;
+	char io_reason[160], backend_reason[160], http_bound[300];
+};
+
+static enum kv_status start_http(struct parts *parts, struct kv_error *err)
+{
+	if (strcmp(parts->options.http, "off") == 0)
+		return KV_OK;
+	return srv_http_start(&parts->options, &parts->mailbox, &parts->pulse, kv_clock_system(),
+		&parts->http, parts->http_bound, sizeof(parts->http_bound), err);
+}
+
+static enum kv_status start(struct parts *parts, struct kv_error *err)
+{
+	const struct srv_options *options = &parts->options;
+	struct srv_seams seams = { .clock = kv_clock_system(), .random = kv_random_system() };
+	enum kv_status status;
+
+	raise_descriptor_limit(options);
+	if ((status = srv_mailbox_init(&parts->mailbox, err)) != KV_OK)
+		return status;
+	if ((status = choose_io(options, &parts->io, parts->io_reason, sizeof(parts->io_reason), err)) !=
+		KV_OK)
+		return status;
+	if ((status = choose_backend(options, &parts->backend, parts->backend_reason,
+		     sizeof(parts->backend_reason), err)) != KV_OK)
+		return status;
+	if ((status = srv_options_memory_bytes(options, free_memory_bytes(), &seams.arena_bytes, err)) !=
+		KV_OK)
+		return status;
+	seams.io = parts->io;
+	seams.backend = parts->backend;
+	seams.mailbox = &parts->mailbox;
+	seams.pulse = &parts->pulse;
+	seams.backend_reason = parts->backend_reason;
+	seams.io_reason = parts->io_reason;
+	if ((status = srv_server_create(options, &seams, &parts->server, err)) != KV_OK)
+		return status;
+	parts->backend = NULL; /* the server's now */
+	if ((status = srv_server_listen(parts->server, err)) != KV_OK)
+		return status;
+	return start_http(parts, err);
+}
+
+static void say_started(struct parts *parts)
+{
+	struct kv_backend_info device;
+	struct srv_gauges gauges;
+
+	srv_server_describe(parts->server, &device, &gauges);
+	srv_log(SRV_LOG_INFO, "tqkvd %s commit %s", srv_version, srv_commit);
+	srv_log(SRV_LOG_INFO, "backend %s (%s), instruction set %s, io %s (%s)", device.device,
+		parts->backend_reason, device.instruction_set, parts->io->ops->name, parts->io_reason);
+	srv_log(SRV_LOG_INFO, "memory: pools %llu bytes, request slots %llu bytes",
+		(unsigned long long)gauges.arena_bytes, (unsigned long long)gauges.slots_bytes);
+	for (uint32_t i = 0; srv_server_listener(parts->server, i); i++)
+		srv_log(SRV_LOG_INFO, "listening on %s", srv_server_listener(parts->server, i));
+	if (parts->http)
+		srv_log(SRV_LOG_INFO, "control API on http://%s", parts->http_bound);
+	if (parts->options.insecure)
+		srv_log(SRV_LOG_WARNING, "insecure: nothing authenticates the listeners");
+}
+
+static void turn_until_done(struct parts *parts)
+{
+	struct srv_server *server = parts->server;
+	int n_seen = 0;
+
+	while (!srv_server_is_done(server)) {
+		if (n_stop_signals > n_seen) {
+			n_seen = n_stop_signals;
+			srv_log(SRV_LOG_INFO, "stopping: answering what is in flight");
+			notify("STOPPING=1");
+			srv_server_drain(server);
+		}
+		srv_server_turn(server, srv_server_wait_ns(server));
+	}
+}
+
+static void stop(struct parts *parts)
+{
+	struct srv_control *control;
+
+	/* Nobody turns the loop any more: what is in the mailbox is answered here, so that no HTTP reply
+	 * hangs. */
+	srv_mailbox_close(&parts->mailbox);
+	while ((control = srv_mailbox_take(&parts->mailbox))) {
+		control->status = kv_fail(&control->error, KV_DRAINING, "the daemon is stopping");
+		control->done(control);
+	}
+	if (parts->server)
+		srv_server_answer_waiting(parts->server);
+	srv_http_stop(parts->http);
+	srv_server_destroy(parts->server);
+	if (parts->backend)
+		parts->backend->ops->destroy(parts->backend);
+	if (parts->io)
+		parts->io->ops->destroy(parts->io);
+	srv_mailbox_finish(&parts->mailbox);
+	srv_options_finish(&parts->options);
+}
+
+/* Do all pools of the configuration make sense? Without taking any memory for them. */
+static enum kv_status check_pools(const struct srv_options *options, struct kv_error *err)
+{
+	size_t i;
+	json_t *json;
+
+	json_array_foreach (options->pools, i, json) {
+		struct kv_pool_spec *spec = NULL;
+		const enum kv_status status = kv_pool_spec_create(json, &spec, err);
+
+		if (status != KV_OK)
+			return status;
+		kv_pool_spec_destroy(spec);
+	}
+	return KV_OK;
+}
+
+int main(int argc, char **argv)
+{
+	static struct parts parts;
+	struct kv_error err = { 0 };
+
+	parts.mailbox.event_fd = -1;
+	switch (srv_options_parse(&parts.options, argc, argv, kv_files_system(), &err)) {
+	case SRV_OPTIONS_EXIT_OK:
+		srv_options_finish(&parts.options);
+		return EXIT_DRAINED;
+	case SRV_OPTIONS_USAGE:
+		fprintf(stderr, "tqkvd: %s\n", err.msg);
+		srv_options_finish(&parts.options);
+		return EXIT_USAGE;
+	case SRV_OPTIONS_RUN:
+		break;
+	}
+	enum kv_status status = check_pools(&parts.options, &err);
+
+	if (status != KV_OK || parts.options.is_check_only) {
+		if (status != KV_OK)
+			fprintf(stderr, "tqkvd: %s\n", err.msg);
+		else
+			printf("configuration is valid\n");
+		srv_options_finish(&parts.options);
+		return status == KV_OK ? EXIT_DRAINED : EXIT_USAGE;
+	}
+	catch_signals();
+	status = start(&parts, &err);
+	if (status != KV_OK) {
+		srv_log(SRV_LOG_ERROR, "cannot start: %s", err.msg);
+		stop(&parts);
+		return status == KV_BAD_CONFIG ? EXIT_USAGE : EXIT_NO_START;
+	}
+	say_started(&parts);
+	notify("READY=1");
+	turn_until_done(&parts);
+	const int exit_code = srv_server_exit_code(parts.server);
+
+	srv_log(SRV_LOG_INFO, exit_code == 0 ? "drained" : "device lost");
+	stop(&parts);
+	return exit_code;
+}

@@ -1,0 +1,407 @@
+/*
+ * The server's life and its turn.
+ *
+ * A turn: take in events, reap the backend, answer a few control requests, let time pass (timeouts, leases,
+ * the known-answer decode), give back blocks of closed sessions, wake who waits, seal and submit. Every step
+ * is bounded, so no client can make the others wait for more than one turn's share.
+ */
+#include "server/internal.h"
+
+#include <string.h>
+
+#include "core/audit.h"
+#include "core/memory.h"
+
+static const char watch_backend, watch_mailbox; /* their addresses tell the watched descriptors apart */
+
+static enum kv_status make_pools(struct srv_server *server, struct kv_error *err)
+{
+	size_t i;
+	json_t *json;
+
+	json_array_foreach (server->options->pools, i, json) {
+		struct kv_pool_spec *spec = NULL;
+		struct kv_pool *pool;
+		enum kv_status status = kv_pool_spec_create(json, &spec, err);
+
+		if (status == KV_OK)
+			status = srv_pool_create(server, spec, &pool, err);
+		if (status != KV_OK) {
+			kv_pool_spec_destroy(spec);
+			return status;
+		}
+	}
+	return KV_OK;
+}
+
+static void init_caps(struct srv_server *server)
+{
+	const struct kvp_header goaway = {
+		.opcode = KVP_OP_GOAWAY,
+		.flags = KVP_FLAG_RESPONSE,
+		.status = KV_DRAINING,
+	};
+
+	server->caps = (struct kvp_caps){
+		.features = SRV_FEATURES,
+		.frame_bytes_max = server->options->frame_bytes_max,
+		.items_max = KVP_ITEMS_MAX,
+		.q_len_max = SRV_Q_LEN_MAX,
+	};
+	kvp_header_encode(&goaway, server->goaway_frame);
+}
+
+static enum kv_status watch_all(struct srv_server *server, struct kv_error *err)
+{
+	struct kv_io *io = server->io;
+
+	server->backend_fd = server->backend->ops->event_fd(server->backend);
+	if (server->backend_fd >= 0) {
+		const enum kv_status status =
+			io->ops->watch(io, server->backend_fd, (void *)(uintptr_t)&watch_backend, err);
+
+		if (status != KV_OK)
+			return status;
+	}
+	if (!server->seams.mailbox)
+		return KV_OK;
+	return io->ops->watch(io, server->seams.mailbox->event_fd, (void *)(uintptr_t)&watch_mailbox, err);
+}
+
+static enum kv_status build(struct srv_server *server, struct kv_error *err)
+{
+	const struct kv_domain_limits limits = {
+		.sessions_max = server->options->sessions_max,
+		.sequences_max = server->options->sequences_max,
+		.lease_ms = server->options->lease_ms,
+		.lease_ms_max = 86400000,
+	};
+	enum kv_status status;
+
+	init_caps(server);
+	if ((status = kv_domain_create(&limits, server->seams.random, &server->domain, err)) != KV_OK)
+		return status;
+	if ((status = server->backend->ops->arena_create(server->backend, server->seams.arena_bytes, err)) !=
+		KV_OK)
+		return status;
+	if ((status = kv_arena_create(server->seams.arena_bytes, &server->arena, err)) != KV_OK)
+		return status;
+	if ((status = srv_conns_init(server, err)) != KV_OK)
+		return status;
+	if ((status = srv_slots_init(server, err)) != KV_OK)
+		return status;
+	if ((status = srv_probe_init(server, err)) != KV_OK)
+		return status;
+	if ((status = make_pools(server, err)) != KV_OK)
+		return status;
+	return watch_all(server, err);
+}
+
+enum kv_status srv_server_create(const struct srv_options *options, const struct srv_seams *seams,
+	struct srv_server **out, struct kv_error *err)
+{
+	struct srv_server *server = kv_alloc(1, sizeof(*server));
+
+	if (!server)
+		return kv_fail(err, KV_NO_MEMORY, "server of %zu bytes", sizeof(*server));
+	server->options = options;
+	server->seams = *seams;
+	server->io = seams->io;
+	server->backend = seams->backend;
+	server->now_ns = server->started_ns = kv_clock_now_ns(seams->clock);
+	server->last_event_ns = server->now_ns;
+	const enum kv_status status = build(server, err);
+
+	if (status != KV_OK) {
+		server->seams.backend = NULL; /* stays the caller's */
+		srv_server_destroy(server);
+		return status;
+	}
+	*out = server;
+	return KV_OK;
+}
+
+void srv_server_destroy(struct srv_server *server)
+{
+	if (!server)
+		return;
+	/* Batches hold memory of slots and lanes: the backend must be done with them first. */
+	while (srv_scheduler_in_flight(server) > 0 || server->probe.is_running) {
+		struct kv_batch *batch = server->backend->ops->reap(server->backend);
+
+		if (batch == &server->probe.batch)
+			server->probe.is_running = false;
+		else if (batch)
+			((struct srv_flight *)batch->user)->is_submitted = false;
+	}
+	if (server->domain) {
+		for (struct kv_pool *pool; (pool = kv_domain_pool_at(server->domain, 0));) {
+			server->backend->ops->pool_destroy(server->backend, pool->backend_pool);
+			pool->backend_pool = NULL;
+			srv_lane_close(server, &server->lanes[pool->pool_idx]);
+			kv_domain_pool_remove(pool);
+		}
+	}
+	srv_probe_finish(server);
+	srv_slots_finish(server);
+	srv_conns_finish(server);
+	kv_arena_destroy(server->arena);
+	kv_domain_destroy(server->domain);
+	if (server->seams.backend)
+		server->backend->ops->destroy(server->backend);
+	kv_free(server);
+}
+
+enum kv_status srv_server_listen(struct srv_server *server, struct kv_error *err)
+{
+	for (uint32_t i = 0; i < server->options->n_listen; i++) {
+		const enum kv_status status = server->io->ops->listen(server->io, &server->options->listen[i],
+			server->listeners[i], sizeof(server->listeners[i]), err);
+
+		if (status != KV_OK)
+			return status;
+		server->n_listeners = i + 1;
+	}
+	return KV_OK;
+}
+
+const char *srv_server_listener(const struct srv_server *server, uint32_t idx)
+{
+	return idx < server->n_listeners ? server->listeners[idx] : NULL;
+}
+
+/* ---- the turn ---- */
+
+static void take_events(struct srv_server *server, int64_t timeout_ns)
+{
+	const int n = server->io->ops->wait(server->io, timeout_ns, server->events, SRV_EVENTS_PER_TURN);
+
+	server->now_ns = kv_clock_now_ns(server->seams.clock);
+	if (n < 0) {
+		srv_log(SRV_LOG_ERROR, "event loop broke: %s", strerror(-n));
+		server->is_lost = true;
+	}
+	for (int i = 0; i < n; i++) {
+		if (server->events[i].kind != KV_IO_WATCHED)
+			srv_conn_event(server, &server->events[i]);
+	}
+	if (n > 0)
+		server->last_event_ns = server->now_ns;
+}
+
+static void take_control(struct srv_server *server)
+{
+	for (uint32_t i = 0; server->seams.mailbox && i < SRV_CONTROL_PER_TURN; i++) {
+		struct srv_control *control = srv_mailbox_take(server->seams.mailbox);
+
+		if (!control)
+			return;
+		srv_server_control(server, control);
+	}
+}
+
+static void pass_time(struct srv_server *server)
+{
+	if (server->now_ns >= server->next_timer_ns) {
+		srv_conns_scan_timed(server);
+		server->next_timer_ns = server->now_ns + SRV_TIMER_SCAN_NS;
+	}
+	if (kv_session_next_expiry_ns(server->domain) <= server->now_ns)
+		server->counters.sessions_expired +=
+			kv_session_expire(server->domain, server->now_ns, SRV_EXPIRE_PER_TURN);
+	srv_probe_turn(server);
+}
+
+void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
+{
+	take_events(server, timeout_ns);
+	srv_scheduler_reap(server);
+	take_control(server);
+	pass_time(server);
+	server->n_work = kv_domain_release(server->domain, SRV_RELEASE_PER_TURN);
+	srv_conns_retry_waiting(server);
+	srv_scheduler_seal(server);
+	if (server->backend_fd < 0)
+		srv_scheduler_reap(server);
+	if (server->is_lost)
+		srv_scheduler_lose(server);
+	server->turns++;
+	if (server->seams.pulse)
+		atomic_store(&server->seams.pulse->turn_ns, server->now_ns);
+}
+
+static int64_t until(uint64_t now_ns, uint64_t then_ns, int64_t bound_ns)
+{
+	const int64_t left = then_ns > now_ns ? (int64_t)(then_ns - now_ns) : 0;
+
+	return left < bound_ns ? left : bound_ns;
+}
+
+static bool is_waiting_work(struct srv_server *server)
+{
+	const bool has_waiting = !kv_list_is_empty(&server->waiting_session) ||
+		!kv_list_is_empty(&server->slots[0].waiting) || !kv_list_is_empty(&server->slots[1].waiting);
+
+	return (server->has_finished && has_waiting) ||
+		(server->replies_free && !kv_list_is_empty(&server->waiting_reply));
+}
+
+int64_t srv_server_wait_ns(struct srv_server *server)
+{
+	const uint64_t now_ns = kv_clock_now_ns(server->seams.clock);
+	/* /livez wants a turn now and then, also when nothing happens. */
+	int64_t wait_ns = 1000 * (int64_t)KV_NS_PER_MS;
+
+	if (srv_scheduler_has_work(server) || kv_domain_has_zombies(server->domain) ||
+		is_waiting_work(server))
+		return 0;
+	if (server->seams.mailbox && !srv_mailbox_is_empty(server->seams.mailbox))
+		return 0;
+	if (server->options->busy_poll_us > 0 &&
+		now_ns - server->last_event_ns < server->options->busy_poll_us * KV_NS_PER_US)
+		return 0;
+	if (!kv_list_is_empty(&server->timed))
+		wait_ns = until(now_ns, server->next_timer_ns, wait_ns);
+	const uint64_t expiry_ns = kv_session_next_expiry_ns(server->domain);
+
+	if (expiry_ns != UINT64_MAX)
+		wait_ns = until(now_ns, expiry_ns, wait_ns);
+	wait_ns = until(now_ns, server->probe.next_ns, wait_ns);
+	if (server->is_draining)
+		wait_ns = until(now_ns, server->drain_end_ns, wait_ns);
+	if (server->backend_fd < 0 && srv_scheduler_in_flight(server) > 0)
+		wait_ns = until(now_ns, now_ns + KV_NS_PER_MS, wait_ns);
+	return wait_ns;
+}
+
+/* ---- the end ---- */
+
+void srv_server_drain(struct srv_server *server)
+{
+	if (server->is_draining)
+		return;
+	server->is_draining = true;
+	server->drain_end_ns = server->now_ns + server->options->drain_timeout_ms * KV_NS_PER_MS;
+	server->io->ops->stop_listening(server->io);
+	srv_conns_goaway(server);
+}
+
+static bool is_sending(const struct srv_server *server)
+{
+	kv_list_for_each (node, &server->conns_open) {
+		const struct srv_conn *conn = kv_container_of(node, struct srv_conn, link);
+
+		if (conn->is_send_posted || conn->filling || conn->sm.state == CONN_PAYLOAD)
+			return true;
+	}
+	return false;
+}
+
+bool srv_server_is_done(const struct srv_server *server)
+{
+	const bool is_quiet = server->slots[0].n_used == 0 && server->slots[1].n_used == 0 &&
+		srv_scheduler_in_flight(server) == 0 && !is_sending(server);
+
+	if (server->is_lost)
+		return is_quiet || server->now_ns - server->last_event_ns > 1000 * KV_NS_PER_MS;
+	return server->is_draining && (is_quiet || server->now_ns >= server->drain_end_ns);
+}
+
+int srv_server_exit_code(const struct srv_server *server)
+{
+	return server->is_lost ? 4 : 0;
+}
+
+void srv_server_answer_waiting(struct srv_server *server)
+{
+	for (uint32_t i = 0; i < server->probe.n_deep; i++) {
+		struct srv_control *control = server->probe.deep[i];
+
+		control->status = kv_fail(&control->error, KV_DRAINING, "the daemon is stopping");
+		control->done(control);
+	}
+	server->probe.n_deep = 0;
+}
+
+void srv_server_describe(struct srv_server *server, struct kv_backend_info *device, struct srv_gauges *gauges)
+{
+	server->backend->ops->info(server->backend, device);
+	srv_server_gauges(server, gauges);
+}
+
+/* ---- for tests ---- */
+
+struct kv_domain *srv_server_domain(struct srv_server *server)
+{
+	return server->domain;
+}
+
+const struct srv_counters *srv_server_counters(const struct srv_server *server)
+{
+	return &server->counters;
+}
+
+static enum kv_status audit_slots(struct srv_server *server, struct kv_error *err)
+{
+	for (uint32_t c = 0; c < 2; c++) {
+		const struct srv_slots *slots = &server->slots[c];
+		uint32_t n_used = 0, n_free = 0;
+
+		for (uint32_t i = 0; i < slots->n; i++)
+			n_used += slots->requests[i].sm.state != REQ_FREE;
+		kv_list_for_each (node, &slots->free)
+			n_free++;
+		if (n_used != slots->n_used || n_used + n_free != slots->n)
+			return kv_fail(err, KV_INTERNAL,
+				"slots of class %u: %u in use, %u counted, %u free of %u", c, n_used,
+				slots->n_used, n_free, slots->n);
+	}
+	return KV_OK;
+}
+
+static enum kv_status audit_sessions(struct srv_server *server, struct kv_error *err)
+{
+	uint32_t slot = 0;
+
+	for (struct kv_session *session; (session = kv_session_next(server->domain, &slot));) {
+		uint32_t n_queued = 0, n_outstanding = 0;
+
+		for (uint32_t c = 0; c < 2; c++) {
+			for (uint32_t i = 0; i < server->slots[c].n; i++) {
+				const struct srv_request *request = &server->slots[c].requests[i];
+
+				if (request->session != session)
+					continue;
+				n_queued += request->sm.state == REQ_QUEUED;
+				n_outstanding +=
+					request->sm.state == REQ_QUEUED || request->sm.state == REQ_RUNNING;
+			}
+		}
+		if (n_queued != session->n_queued || n_outstanding != session->n_outstanding)
+			return kv_fail(err, KV_INTERNAL,
+				"session %016llx: %u queued and %u outstanding, counted %u and %u",
+				(unsigned long long)session->handle, n_queued, n_outstanding,
+				session->n_queued, session->n_outstanding);
+	}
+	return KV_OK;
+}
+
+enum kv_status srv_server_audit(struct srv_server *server, struct kv_error *err)
+{
+	struct kv_plan *plans[KV_POOLS_MAX * SRV_PLANS_PER_LANE];
+	uint32_t n_plans = 0;
+
+	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
+		struct srv_lane *lane = &server->lanes[i];
+
+		for (uint32_t f = 0; lane->pool && f < lane->n_flights; f++)
+			plans[n_plans++] = &lane->flights[(lane->flight_first + f) % SRV_PLANS_PER_LANE].plan;
+	}
+	enum kv_status status = kv_audit_domain(server->domain, plans, n_plans, err);
+
+	if (status == KV_OK)
+		status = audit_slots(server, err);
+	if (status == KV_OK)
+		status = audit_sessions(server, err);
+	return status;
+}
