@@ -1,0 +1,68 @@
+#include <stdio.h>
+
+#include "core/checked.h"
+#include "server/ctl/ctl.h"
+#include "server/ctl/table.h"
+
+static void add_row(struct srv_table *table, const char *name, const json_t *row)
+{
+	static const char *const blocks[] = { "blocks.total", "blocks.free", "blocks.reserved",
+		"blocks.owned", "blocks.shared", "blocks.draining", "blocks.used_max" };
+	char bytes[SRV_HUMAN_BYTES];
+
+	srv_table_cell(table, "%s", name);
+	srv_table_cell(table, "%llu", (unsigned long long)srv_json_u64(row, "n_sessions"));
+	srv_table_cell(table, "%llu", (unsigned long long)srv_json_u64(row, "n_sequences"));
+	srv_table_cell(table, "%llu", (unsigned long long)srv_json_u64(row, "memory.n_tokens"));
+	for (size_t i = 0; i < KV_LENGTH(blocks); i++)
+		srv_table_cell(table, "%llu", (unsigned long long)srv_json_u64(row, blocks[i]));
+	srv_table_cell(table, "%s", srv_human_bytes(srv_json_u64(row, "memory.stored_bytes"), bytes));
+	srv_table_cell(
+		table, "%s", srv_human_bytes(srv_json_u64(row, "memory.dense_equivalent_bytes"), bytes));
+	if (srv_json_u64(row, "memory.stored_bytes") == 0)
+		srv_table_cell(table, "-");
+	else
+		srv_table_cell(table, "%.3f", srv_json_real(row, "memory.compression"));
+	srv_table_cell(table, "%s", srv_human_bytes(srv_json_u64(row, "memory.workspace_bytes"), bytes));
+}
+
+static void print_occupancy(const json_t *all)
+{
+	static const char *const titles[] = { "<pool", "sessions", "sequences", "tokens", "blocks", "free",
+		"reserved", "owned", "shared", "draining", "most used", "stored", "as bf16", "compression",
+		"slack" };
+	char total[SRV_HUMAN_BYTES], used[SRV_HUMAN_BYTES], left[SRV_HUMAN_BYTES];
+	struct srv_table table;
+	const json_t *pool;
+	size_t i;
+
+	srv_table_init(&table, titles, KV_LENGTH(titles));
+	json_array_foreach (json_object_get(all, "pools"), i, pool)
+		add_row(&table, srv_json_text(pool, "name"), pool);
+	add_row(&table, "(all)", json_object_get(all, "totals"));
+	srv_table_print(&table, stdout);
+	srv_table_finish(&table);
+	printf("arena: %s, %s in pools, %s free\n",
+		srv_human_bytes(srv_json_u64(all, "arena.total_bytes"), total),
+		srv_human_bytes(srv_json_u64(all, "arena.used_bytes"), used),
+		srv_human_bytes(srv_json_u64(all, "arena.free_bytes"), left));
+}
+
+static enum kv_status run_occupancy(struct srv_ctl *ctl, struct kv_error *err)
+{
+	json_t *all = NULL;
+	const enum kv_status status = srv_ctl_api(ctl, "GET", "/v1/occupancy", NULL, &all, err);
+
+	if (status == KV_OK && ctl->is_json)
+		srv_ctl_print_json(all);
+	else if (status == KV_OK)
+		print_occupancy(all);
+	json_decref(all);
+	return status;
+}
+
+const struct srv_command srv_cmd_occupancy = {
+	.name = "occupancy",
+	.summary = "blocks by state, tokens, bytes and compression of every pool",
+	.run = run_occupancy,
+};

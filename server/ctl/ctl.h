@@ -1,0 +1,109 @@
+/*
+ * Control program: what every command of tqkvctl is made of.
+ *
+ * A command is a row of a table: name, operands, options as data, and a function. The table drives parsing,
+ * --help and the list of commands. A command prints its result to standard output (JSON with --json) and
+ * returns a status; main() prints the one sentence of a failure to standard error and turns the status into
+ * an exit code: 0 done, 1 failed, 2 the command line is wrong. One thread.
+ */
+#ifndef SERVER_CTL_CTL_H
+#define SERVER_CTL_CTL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/error.h"
+
+#define SRV_ARGS_MAX     20u
+#define SRV_OPERANDS_MAX 1u
+
+/* What a command returns when its command line is wrong: exit code 2. Statuses of the daemon never are this
+ * one. */
+#define SRV_CTL_USAGE KV_BAD_CONFIG
+
+enum srv_arg_kind {
+	SRV_ARG_FLAG,
+	SRV_ARG_NUMBER,
+	SRV_ARG_BYTES, /* a number, perhaps with KiB, MiB or GiB */
+	SRV_ARG_TEXT,
+};
+
+struct srv_arg {
+	const char *name; /* without dashes */
+	char letter;      /* short form, or 0 */
+	enum srv_arg_kind kind;
+	const char *placeholder;
+	const char *help;
+	uint64_t number, min, max; /* default and range */
+	const char *text;          /* default of TEXT; NULL: none */
+};
+
+struct srv_arg_value {
+	bool is_given;
+	uint64_t number;
+	const char *text;
+};
+
+struct srv_ctl;
+
+struct srv_command {
+	const char *name;     /* one or two words */
+	const char *operands; /* "FILE", "[ID]" or NULL */
+	uint32_t n_operands_min, n_operands_max;
+	const char *summary; /* one line */
+	const char *details; /* more lines for --help, or NULL */
+	const struct srv_arg *args;
+	uint32_t n_args;
+	enum kv_status (*run)(struct srv_ctl *ctl, struct kv_error *err);
+};
+
+struct srv_ctl {
+	const struct srv_command *command;
+	const char *addr, *http;
+	uint32_t timeout_ms;
+	bool is_json;
+	bool is_help, is_version;                  /* print that and nothing else */
+	struct srv_arg_value values[SRV_ARGS_MAX]; /* in the order of command->args */
+	const char *operands[SRV_OPERANDS_MAX];
+	uint32_t n_operands;
+};
+
+/* ---- args.c ---- */
+/*
+ * Options before, between and behind the words of the command. On OK ctl->command is set, or NULL when the
+ * line asks only for help. USAGE: err says what is wrong with which argument. Texts point into argv and the
+ * environment.
+ */
+KV_MUST_CHECK enum kv_status srv_ctl_parse(struct srv_ctl *ctl, const struct srv_command *const commands[],
+	uint32_t n_commands, int argc, char **argv, struct kv_error *err);
+/* The list of commands and the options that all of them have; or one command's help. */
+void srv_ctl_print_help(const struct srv_command *const commands[], uint32_t n_commands);
+void srv_ctl_print_command_help(const struct srv_command *command);
+
+/* ---- api.c: the control API ---- */
+/*
+ * One request. A 2xx reply's JSON goes to *json (NULL allowed; json_decref() it; an empty body gives JSON
+ * null), any other code is a failure whose text is the daemon's error. `body` NULL: none.
+ */
+KV_MUST_CHECK enum kv_status srv_ctl_api(const struct srv_ctl *ctl, const char *method, const char *path,
+	const json_t *body, json_t **json, struct kv_error *err);
+/* GET of a list that comes in pages: the members of all pages' array `key`, in one array. */
+KV_MUST_CHECK enum kv_status srv_ctl_api_list(
+	const struct srv_ctl *ctl, const char *path, const char *key, json_t **list, struct kv_error *err);
+/* Numbers of a reply: 0 when the member is missing or no number. `path` is one name or names with dots. */
+uint64_t srv_json_u64(const json_t *json, const char *path);
+double srv_json_real(const json_t *json, const char *path);
+/* "-" when the member is missing or no text. */
+const char *srv_json_text(const json_t *json, const char *path);
+void srv_ctl_print_json(const json_t *json);
+
+/* ---- interrupt.c ---- */
+/* From now on SIGINT and SIGTERM only set a mark; a second one ends the process as usual. */
+void srv_interrupt_catch(void);
+bool srv_interrupt_seen(void);
+
+extern const struct srv_command srv_cmd_ping, srv_cmd_info, srv_cmd_occupancy, srv_cmd_sessions,
+	srv_cmd_replay, srv_cmd_bench_echo, srv_cmd_bench_step, srv_cmd_capture_inspect;
+
+#endif

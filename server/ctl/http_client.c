@@ -1,0 +1,246 @@
+#include "server/ctl/http_client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/memory.h"
+
+#define REQUEST_HEAD_BYTES_MAX 1024u
+#define RECEIVE_BYTES          16384u
+
+/* What the steps of one request share. */
+struct exchange {
+	const char *address, *method, *path, *json;
+	uint64_t deadline_ns;
+	int fd;
+};
+
+/* Milliseconds for poll(), rounded up; 0 when the deadline has passed. */
+static int left_ms(const struct exchange *exchange)
+{
+	const uint64_t now_ns = kv_clock_now_ns(kv_clock_system());
+
+	if (now_ns >= exchange->deadline_ns)
+		return 0;
+	const uint64_t left = (exchange->deadline_ns - now_ns + KV_NS_PER_MS - 1) / KV_NS_PER_MS;
+
+	return left > INT32_MAX ? INT32_MAX : (int)left;
+}
+
+static enum kv_status wait_for(
+	const struct exchange *exchange, short events, const char *what, struct kv_error *err)
+{
+	for (;;) {
+		struct pollfd poll_fd = { .fd = exchange->fd, .events = events };
+		const int timeout_ms = left_ms(exchange);
+		const int n = timeout_ms == 0 ? 0 : poll(&poll_fd, 1, timeout_ms);
+
+		if (n > 0)
+			return KV_OK;
+		if (n == 0)
+			return kv_fail(err, KV_UNAVAILABLE, "no %s in time", what);
+		if (errno != EINTR)
+			return kv_fail(err, KV_IO_ERROR, "poll: %s", strerror(errno));
+	}
+}
+
+/* "HOST:PORT" or "[HOST]:PORT" to its parts. */
+static enum kv_status split_address(
+	const char *address, char host[static 256], char port[static 6], struct kv_error *err)
+{
+	const char *colon = strrchr(address, ':');
+	const char *first = address;
+	size_t host_bytes = colon ? (size_t)(colon - address) : 0;
+
+	if (host_bytes >= 2 && address[0] == '[' && colon[-1] == ']') {
+		first++;
+		host_bytes -= 2;
+	}
+	if (host_bytes == 0 || host_bytes >= 256 || strlen(colon + 1) > 5 || colon[1] == '\0' ||
+		strspn(colon + 1, "0123456789") != strlen(colon + 1))
+		return kv_fail(err, KV_BAD_ARG, "'%.100s' is not HOST:PORT", address);
+	memcpy(host, first, host_bytes);
+	host[host_bytes] = '\0';
+	memcpy(port, colon + 1, strlen(colon + 1) + 1);
+	return KV_OK;
+}
+
+static enum kv_status connect_one(
+	struct exchange *exchange, const struct addrinfo *info, struct kv_error *err)
+{
+	int error = 0;
+	socklen_t error_bytes = sizeof(error);
+
+	exchange->fd =
+		socket(info->ai_family, info->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, info->ai_protocol);
+	if (exchange->fd < 0)
+		return kv_fail(err, KV_IO_ERROR, "socket: %s", strerror(errno));
+	if (connect(exchange->fd, info->ai_addr, info->ai_addrlen) == 0)
+		return KV_OK;
+	if (errno != EINPROGRESS)
+		return kv_fail(err, KV_UNAVAILABLE, "connect: %s", strerror(errno));
+
+	const enum kv_status status = wait_for(exchange, POLLOUT, "connection", err);
+
+	if (status != KV_OK)
+		return status;
+	if (getsockopt(exchange->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes) < 0)
+		error = errno;
+	if (error != 0)
+		return kv_fail(err, KV_UNAVAILABLE, "connect: %s", strerror(error));
+	return KV_OK;
+}
+
+static void close_socket(struct exchange *exchange)
+{
+	if (exchange->fd >= 0)
+		close(exchange->fd);
+	exchange->fd = -1;
+}
+
+/* Tries the addresses of the host in turn; the failure of the last one is told. */
+static enum kv_status connect_any(struct exchange *exchange, struct kv_error *err)
+{
+	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+	struct addrinfo *list;
+	char host[256], port[6];
+	enum kv_status status = split_address(exchange->address, host, port, err);
+
+	if (status != KV_OK)
+		return status;
+	const int code = getaddrinfo(host, port, &hints, &list);
+
+	if (code != 0)
+		return kv_fail(err, KV_UNAVAILABLE, "host '%s': %s", host, gai_strerror(code));
+	status = kv_fail(err, KV_UNAVAILABLE, "host '%s' has no address", host);
+	for (const struct addrinfo *info = list; info && status != KV_OK; info = info->ai_next) {
+		close_socket(exchange);
+		status = connect_one(exchange, info, err);
+	}
+	freeaddrinfo(list);
+	return status;
+}
+
+static enum kv_status send_all(
+	const struct exchange *exchange, const char *data, size_t n_bytes, struct kv_error *err)
+{
+	while (n_bytes > 0) {
+		const ssize_t n = send(exchange->fd, data, n_bytes, MSG_NOSIGNAL);
+
+		if (n >= 0) {
+			data += n;
+			n_bytes -= (size_t)n;
+			continue;
+		}
+		if (errno == EINTR)
+			continue;
+		if (errno != EAGAIN)
+			return kv_fail(err, KV_IO_ERROR, "send: %s", strerror(errno));
+		const enum kv_status status = wait_for(exchange, POLLOUT, "room to send", err);
+
+		if (status != KV_OK)
+			return status;
+	}
+	return KV_OK;
+}
+
+static enum kv_status send_request(const struct exchange *exchange, struct kv_error *err)
+{
+	const size_t json_bytes = exchange->json ? strlen(exchange->json) : 0;
+	char head[REQUEST_HEAD_BYTES_MAX], content[96] = "";
+
+	/* Routes that change something ask for the media type even where they take no body. */
+	if (strcmp(exchange->method, "GET") != 0)
+		snprintf(content, sizeof(content),
+			"Content-Type: application/json\r\nContent-Length: %zu\r\n", json_bytes);
+	const int n = snprintf(head, sizeof(head),
+		"%s %s HTTP/1.1\r\nHost: %s\r\nAccept: application/json\r\nConnection: close\r\n%s\r\n",
+		exchange->method, exchange->path, exchange->address, content);
+
+	if (n < 0 || (size_t)n >= sizeof(head))
+		return kv_fail(err, KV_BAD_ARG, "the path is too long");
+
+	const enum kv_status status = send_all(exchange, head, (size_t)n, err);
+
+	return status == KV_OK && exchange->json ? send_all(exchange, exchange->json, json_bytes, err)
+						 : status;
+}
+
+static enum kv_status receive_reply(
+	const struct exchange *exchange, struct srv_http_parser *parser, struct kv_error *err)
+{
+	uint8_t buffer[RECEIVE_BYTES];
+
+	while (parser->state != SRV_HTTP_DONE) {
+		size_t n_used;
+		const ssize_t n = recv(exchange->fd, buffer, sizeof(buffer), 0);
+		enum kv_status status = KV_OK;
+
+		if (n > 0)
+			status = srv_http_parser_feed(parser, buffer, (size_t)n, &n_used, err);
+		else if (n == 0)
+			status = srv_http_parser_end(parser, err);
+		else if (errno == EAGAIN)
+			status = wait_for(exchange, POLLIN, "reply", err);
+		else if (errno != EINTR)
+			status = kv_fail(err, KV_IO_ERROR, "receive: %s", strerror(errno));
+		if (status != KV_OK)
+			return status;
+	}
+	return KV_OK;
+}
+
+static enum kv_status take_reply(
+	struct srv_http_parser *parser, struct srv_http_reply *reply, struct kv_error *err)
+{
+	char *body = parser->body ? parser->body : kv_alloc(1, 1);
+
+	if (!body)
+		return kv_fail(err, KV_NO_MEMORY, "no memory for a reply");
+	reply->code = parser->code;
+	reply->body = body;
+	reply->body_bytes = parser->body_bytes;
+	parser->body = NULL;
+	return KV_OK;
+}
+
+enum kv_status srv_http_request(const char *address, const char *method, const char *path, const char *json,
+	uint32_t timeout_ms, struct srv_http_reply *reply, struct kv_error *err)
+{
+	struct exchange exchange = {
+		.address = address,
+		.method = method,
+		.path = path,
+		.json = json,
+		.deadline_ns = kv_clock_now_ns(kv_clock_system()) + timeout_ms * KV_NS_PER_MS,
+		.fd = -1,
+	};
+	struct srv_http_parser parser;
+	enum kv_status status;
+
+	srv_http_parser_init(&parser);
+	status = connect_any(&exchange, err);
+	if (status == KV_OK)
+		status = send_request(&exchange, err);
+	if (status == KV_OK)
+		status = receive_reply(&exchange, &parser, err);
+	if (status == KV_OK)
+		status = take_reply(&parser, reply, err);
+	if (status != KV_OK)
+		kv_error_wrap(err, "%s http://%.128s%.128s", method, address, path);
+	close_socket(&exchange);
+	srv_http_parser_finish(&parser);
+	return status;
+}
+
+void srv_http_reply_finish(struct srv_http_reply *reply)
+{
+	kv_free(reply->body);
+	*reply = (struct srv_http_reply){ 0 };
+}
