@@ -1,0 +1,131 @@
+"""A tqkvd process for one test: its own folder, Unix socket, TCP and HTTP ports, log."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+BUILD = pathlib.Path(os.environ["TQKV_BUILD"])
+ROOT = pathlib.Path(os.environ["KV_SOURCE_ROOT"])
+CAPTURE = next((ROOT / "tests/golden/captures").glob("*.safetensors"))
+DEMO = "name=demo,layers=2,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,blocks=64"
+EXACT = "name=exact,layers=2,q_heads=4,kv_heads=2,head_dim=32,k=f32,v=f32,block_size=16,blocks=64"
+# Sanitizers make everything slower; waits are bounds, not measurements.
+PATIENCE_S = 60
+
+
+class Daemon:
+    """with Daemon("--pool", DEMO) as daemon: ... ; stop() returns the exit code."""
+
+    def __init__(self, *args, folder=None, env=None):
+        self.folder = pathlib.Path(folder or tempfile.mkdtemp(prefix="tqkv-test."))
+        self.owns_folder = folder is None
+        self.path = self.folder / "tqkvd.sock"
+        self.log_path = self.folder / "tqkvd.log"
+        self.addr = f"unix:{self.path}"
+        command = [BUILD / "server/tqkvd", "--listen", self.addr, "--listen", "tcp:127.0.0.1:0", "--http",
+                   "127.0.0.1:0", "--memory", "256MiB", "--io", os.environ.get("TQKV_IO", "auto"), *args]
+        self.log_file = open(self.log_path, "ab")
+        self.log_start = self.log_file.tell()
+        self.process = subprocess.Popen([str(part) for part in command], stderr=self.log_file,
+                                        stdout=self.log_file, stdin=subprocess.DEVNULL, env=env)
+        self.http = self._wait_for(r"control API on http://(\S+)")
+        self.tcp = self._wait_for(r"listening on (tcp:\S+)")
+        self.wait_ready()
+
+    def log(self):
+        return self.log_path.read_bytes()[self.log_start:].decode()
+
+    def _wait_for(self, pattern):
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            match = re.search(pattern, self.log())
+            if match:
+                return match.group(1)
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"no {pattern!r} in the log:\n{self.log()}")
+
+    def wait_ready(self):
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            if self.request("GET", "/readyz")[0] == 200:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"never ready:\n{self.log()}")
+
+    def request(self, method, path, body=None, headers=None, raw=False):
+        """(status, parsed JSON or text) of one control request."""
+        data = None if body is None else (body if isinstance(body, bytes) else json.dumps(body).encode())
+        headers = dict(headers or {})
+        if data is not None:
+            headers.setdefault("Content-Type", "application/json")
+        request = urllib.request.Request(f"http://{self.http}{path}", data=data, method=method, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+                status, text = reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read().decode()
+        if raw or not text.startswith(("{", "[")):
+            return status, text
+        return status, json.loads(text)
+
+    def get(self, path):
+        status, body = self.request("GET", path)
+        assert status == 200, (path, status, body)
+        return body
+
+    def metrics(self):
+        """{'name{labels}': value}"""
+        rows = {}
+        for line in self.get("/metrics").splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                rows[name] = float(value)
+        return rows
+
+    def resident_bytes(self):
+        pages = int(pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE")
+
+    def n_descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def stop(self, signal_number=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        try:
+            return self.process.wait(PATIENCE_S)
+        finally:
+            self.log_file.close()
+
+    def ctl(self, *args, check=True, timeout=PATIENCE_S * 5):
+        """Runs tqkvctl against this daemon."""
+        command = [BUILD / "server/tqkvctl", "--addr", self.addr, "--http", self.http, *args]
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=timeout,
+                              stdin=subprocess.DEVNULL)
+        if check:
+            assert done.returncode == 0, (args, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        code = None
+        if self.process.poll() is None:
+            code = self.stop()
+        if error[0] is not None:
+            print(self.log())
+        if self.owns_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if error[0] is None and code not in (None, 0):
+            raise AssertionError(f"tqkvd ended with {code}")

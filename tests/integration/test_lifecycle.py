@@ -1,0 +1,174 @@
+"""Start, stop, restart, refuse: what an operator does to the process."""
+
+import json
+import pathlib
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+import frames
+from daemon import BUILD, DEMO, EXACT, Daemon
+
+
+def run(*args, timeout=60):
+    return subprocess.run([str(BUILD / "server/tqkvd"), *map(str, args)], capture_output=True, text=True,
+                          timeout=timeout, stdin=subprocess.DEVNULL)
+
+
+class CommandLine(unittest.TestCase):
+    def test_help_and_version_say_what_is_asked(self):
+        done = run("--help")
+        self.assertEqual(done.returncode, 0)
+        for word in ("--listen", "--http", "--pool", "--backend", "--frame-bytes-max", "TQKV_"):
+            self.assertIn(word, done.stdout)
+        done = run("--version")
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout, r"tqkvd \d+\.\d+\.\d+")
+
+    def test_usage_errors_exit_2_and_name_the_option(self):
+        for args, words in [
+            (["--frame-bytes-max", "3"], ["frame-bytes-max", "3"]),
+            (["--no-such-option"], ["no-such-option"]),
+            (["--backend", "tpu"], ["backend", "tpu", "cpu"]),
+            (["--listen", "tcp:0.0.0.0:0"], ["0.0.0.0", "insecure"]),
+            (["--http", "192.0.2.1:80"], ["192.0.2.1", "insecure"]),
+            (["--pool", "name=x,layers=1,q_heads=1,kv_heads=1,head_dim=20,k=f32,v=f32,block_size=16,blocks=4"],
+             ["head_dim", "20"]),
+            (["--pool", "name=x,layers=1,q_heads=3,kv_heads=2,head_dim=16,k=f32,v=f32,block_size=16,blocks=4"],
+             ["q_heads"]),
+            (["--pool", "name=x,layers=1,q_heads=1,kv_heads=1,head_dim=16,k=f99,v=f32,block_size=16,blocks=4"],
+             ["f99", "tq4"]),
+            (["--config", "/nonexistent.json"], ["/nonexistent.json"]),
+        ]:
+            with self.subTest(args=args):
+                done = run(*args, "--check-config")
+                self.assertEqual(done.returncode, 2, done.stderr)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+
+    def test_check_config_accepts_what_the_daemon_tells_about_itself(self):
+        with Daemon("--pool", DEMO) as daemon, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(daemon.get("/v1/config"), file)
+            file.flush()
+            done = run("--config", file.name, "--check-config")
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_bad_config_file_is_named_with_the_place(self):
+        for text, words in [('{"frame_bytes_max": 1, }', ["line 1"]), ('{"frames": 1}', ["frames"]),
+                            ('{"io": "epoll", "io": "epoll"}', ["io"]), ('{"pools": [{"name": 3}]}', ["name"]),
+                            ("", ["line 1"])]:
+            with self.subTest(text=text), tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                file.write(text)
+                file.flush()
+                done = run("--config", file.name, "--check-config")
+                self.assertEqual(done.returncode, 2)
+                for word in [file.name, *words]:
+                    self.assertIn(word, done.stderr)
+
+
+class Process(unittest.TestCase):
+    def test_sigterm_answers_what_is_in_flight_and_exits_0(self):
+        with Daemon("--pool", EXACT) as daemon, frames.Raw(daemon.addr) as raw:
+            raw.hello()
+            session = raw.open(b"exact")
+            row = struct.pack("<64f", *range(64))
+            for i in range(8):
+                raw.send(frames.rows(frames.APPEND, session, [(1, i, 1, 0, i == 0)], k=row, v=row, request_id=10 + i))
+            daemon.process.send_signal(signal.SIGTERM)
+            seen = {}
+            try:
+                while True:
+                    reply = raw.reply()
+                    seen[reply.request_id] = reply
+            except EOFError:
+                pass
+            self.assertEqual(daemon.stop(), 0)
+            self.assertIn(0, seen, "no GOAWAY")
+            self.assertEqual(seen[0].opcode, frames.GOAWAY)
+            self.assertEqual(seen[0].status, 404)
+            for request_id, reply in seen.items():
+                if request_id:
+                    self.assertIn(reply.status, (0, 404))
+
+    def test_a_taken_port_or_socket_is_exit_3_with_the_address(self):
+        with Daemon("--pool", DEMO) as daemon:
+            done = run("--listen", daemon.addr, "--http", "off", "--memory", "64MiB")
+            self.assertEqual(done.returncode, 3)
+            self.assertIn(str(daemon.path), done.stderr)
+            done = run("--listen", daemon.tcp, "--http", "off", "--memory", "64MiB")
+            self.assertEqual(done.returncode, 3)
+            self.assertIn("127.0.0.1", done.stderr)
+            self.assertEqual(daemon.request("GET", "/livez")[0], 200)
+
+    def test_a_file_that_is_no_socket_is_never_removed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "precious"
+            path.write_text("data")
+            done = run("--listen", f"unix:{path}", "--http", "off", "--memory", "64MiB")
+            self.assertEqual(done.returncode, 3)
+            self.assertIn(str(path), done.stderr)
+            self.assertEqual(path.read_text(), "data")
+
+    def test_backend_cuda_without_a_device_is_exit_3_with_the_reason(self):
+        done = run("--backend", "cuda", "--listen", "tcp:127.0.0.1:0", "--http", "off", "--memory", "64MiB")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("cuda", done.stderr.lower())
+
+    def test_more_memory_than_there_is_names_wanted_and_free(self):
+        done = run("--listen", "tcp:127.0.0.1:0", "--http", "off", "--memory", "64MiB", "--pool",
+                   "name=big,layers=32,q_heads=32,kv_heads=8,head_dim=128,k=bf16,v=bf16,block_size=16,blocks=4096")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("big", done.stderr)
+        self.assertRegex(done.stderr, r"\d{9,}")
+
+    def test_restart_after_kill_is_noticed_by_every_client(self):
+        """FAILURES L12, W12: the address is free again at once; old handles name nothing."""
+        with tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+            first = Daemon("--pool", EXACT, folder=folder)
+            with frames.Raw(first.addr) as raw:
+                boot_id = struct.unpack_from("<Q", raw.hello().op, 8)[0]
+                session = raw.open(b"exact")
+                first.process.kill()
+                first.process.wait()
+                self.assertTrue(raw.is_closed())
+            first.log_file.close()
+            with Daemon("--pool", EXACT, folder=folder) as second, frames.Raw(second.addr) as raw:
+                reply = raw.call(frames.hello(boot_id_seen=boot_id))
+                self.assertEqual(reply.status, 302)
+                self.assertNotEqual(struct.unpack_from("<Q", reply.op, 8)[0], boot_id)
+                self.assertEqual(raw.call(frames.frame(frames.TELL, b"\0" * 16, session=session)).status, 302)
+
+    def test_a_fresh_daemon_is_small(self):
+        """Resident memory minus pools minus slots is at most 64 MiB; the daemon prints both."""
+        with Daemon("--pool", DEMO) as daemon:
+            log = daemon.log()
+            self.assertRegex(log, r"memory: pools \d+ bytes, request slots \d+ bytes")
+            if "libasan" in open(f"/proc/{daemon.process.pid}/maps").read() or "libtsan" in open(
+                    f"/proc/{daemon.process.pid}/maps").read():
+                return
+            self.assertLess(daemon.resident_bytes(), 64 << 20)
+
+
+class Listeners(unittest.TestCase):
+    def test_unix_socket_and_tcp_serve_the_same_pools(self):
+        with Daemon("--pool", DEMO) as daemon:
+            for addr in (daemon.addr, daemon.tcp):
+                with frames.Raw(addr) as raw:
+                    self.assertEqual(struct.unpack_from("<H", raw.hello().op, 6)[0], 1)
+
+    def test_socket_mode_keeps_others_out(self):
+        with Daemon("--pool", DEMO) as daemon:
+            self.assertEqual(daemon.path.stat().st_mode & 0o777, 0o660)
+
+    def test_the_socket_file_is_removed_at_the_end(self):
+        with Daemon("--pool", DEMO) as daemon:
+            self.assertEqual(daemon.stop(), 0)
+            self.assertFalse(daemon.path.exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,612 @@
+#include "tests/sim/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/backend.h"
+#include "core/checked.h"
+#include "tests/sim/payload.h"
+
+/* ---- lists ---- */
+
+void sim_model_init(struct sim_model *model, uint32_t sessions_max, uint32_t sequences_max)
+{
+	memset(model, 0, sizeof(*model));
+	model->controls_end = &model->controls;
+	model->sessions_max = sessions_max;
+	model->sequences_max = sequences_max;
+}
+
+static void free_sequence(struct sim_sequence *sequence)
+{
+	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++)
+		free(sequence->layers[l].row_ids);
+	free(sequence);
+}
+
+void sim_model_finish(struct sim_model *model)
+{
+	while (model->sessions) {
+		struct sim_session *session = model->sessions;
+
+		model->sessions = session->next;
+		while (session->sequences) {
+			struct sim_sequence *sequence = session->sequences;
+
+			session->sequences = sequence->next;
+			free_sequence(sequence);
+		}
+		free(session);
+	}
+	while (model->controls) {
+		struct sim_control *control = model->controls;
+
+		model->controls = control->next;
+		sim_control_free(control);
+	}
+}
+
+struct sim_session *sim_model_session(const struct sim_model *model, uint64_t handle)
+{
+	struct sim_session *session = model->sessions;
+
+	while (session && session->handle != handle)
+		session = session->next;
+	return session;
+}
+
+struct sim_sequence *sim_model_sequence(const struct sim_session *session, uint64_t id)
+{
+	struct sim_sequence *sequence = session->sequences;
+
+	while (sequence && sequence->id != id)
+		sequence = sequence->next;
+	return sequence;
+}
+
+static struct sim_session *open_session(const struct sim_model *model, uint64_t handle)
+{
+	struct sim_session *session = sim_model_session(model, handle);
+
+	SIM_CHECK(session && session->is_open, "a session %016llx that is not open is used",
+		(unsigned long long)handle);
+	return session;
+}
+
+static struct sim_control *add_control(
+	struct sim_model *model, uint64_t owner_id, uint16_t opcode, enum kv_status status, uint64_t handle)
+{
+	struct sim_control *control = calloc(1, sizeof(*control));
+
+	SIM_CHECK(control, "no memory for the model");
+	control->owner_id = owner_id;
+	control->opcode = opcode;
+	control->status = status;
+	control->handle = handle;
+	*model->controls_end = control;
+	model->controls_end = &control->next;
+	return control;
+}
+
+struct sim_control *sim_model_take_control(struct sim_model *model, uint64_t owner_id, uint16_t opcode)
+{
+	struct sim_control **link = &model->controls;
+
+	while (*link && (*link)->owner_id != owner_id)
+		link = &(*link)->next;
+	struct sim_control *control = *link;
+
+	if (!control || control->opcode != opcode)
+		return NULL;
+	*link = control->next;
+	if (!*link && model->controls_end == &control->next)
+		model->controls_end = link;
+	return control;
+}
+
+void sim_control_free(struct sim_control *control)
+{
+	free(control->rows);
+	free(control);
+}
+
+/* ---- planning ---- */
+
+static uint32_t least(const struct sim_sequence *sequence, uint32_t first, uint32_t n, bool is_planned)
+{
+	uint32_t length = UINT32_MAX;
+
+	for (uint32_t l = first; l < first + n; l++) {
+		const struct sim_layer *layer = &sequence->layers[l];
+		const uint32_t this = is_planned ? layer->planned : layer->committed;
+
+		if (this < length)
+			length = this;
+	}
+	return length;
+}
+
+static uint32_t longest_planned(const struct sim_sequence *sequence)
+{
+	uint32_t length = 0;
+
+	for (uint32_t l = 0; sequence && l < SIM_LAYERS_MAX; l++) {
+		if (sequence->layers[l].planned > length)
+			length = sequence->layers[l].planned;
+	}
+	return length;
+}
+
+static bool is_append(uint8_t kind)
+{
+	return kind == KV_ITEM_APPEND || kind == KV_ITEM_APPEND_DECODE;
+}
+
+/* Blocks that an append up to `length` takes. */
+static uint32_t blocks_needed(
+	const struct sim_session *session, const struct sim_sequence *sequence, uint32_t length)
+{
+	const uint32_t block_size = session->pool->spec->block_size;
+	const uint32_t n_have = kv_div_up_u32(longest_planned(sequence), block_size);
+	const uint32_t n_want = kv_div_up_u32(length, block_size);
+
+	return n_want > n_have ? n_want - n_have : 0;
+}
+
+static enum kv_status check_create(const struct sim_model *model, const struct sim_session *session,
+	struct kv_session *real, const struct kv_item *item)
+{
+	struct kv_domain *domain = real->pool->domain;
+	uint32_t n_objects = 0, n_zombies = 0;
+
+	if (!(item->flags & KV_ITEM_CREATE))
+		return KV_NOT_FOUND;
+	if (session->n_sequences >= session->sequences_max)
+		return KV_LIMIT;
+	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++) {
+		n_objects += kv_domain_pool_at(domain, i)->n_sequences;
+		n_zombies += kv_domain_pool_at(domain, i)->n_zombies;
+	}
+	if (n_objects + n_zombies < model->sequences_max)
+		return KV_OK;
+	return n_zombies > 0 ? KV_BUSY_RETRY : KV_LIMIT;
+}
+
+static struct sim_expected plan_append(const struct sim_model *model, const struct sim_session *session,
+	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
+{
+	const struct sim_sequence *sequence = sim_model_sequence(session, item->sequence_id);
+	const struct kv_block_counts *counts = &real->pool->blocks[0].counts;
+	struct sim_expected expected = { KV_OK, KV_LAYER_NONE,
+		sequence ? least(sequence, layer_first, n_layers, false) : 0 };
+
+	if (!sequence)
+		expected.status = check_create(model, session, real, item);
+	else if ((item->flags & KV_ITEM_CREATE) && longest_planned(sequence) > 0)
+		expected.status = KV_EXISTS;
+	for (uint32_t l = layer_first; l < layer_first + n_layers && expected.status == KV_OK; l++) {
+		const uint32_t planned = sequence ? sequence->layers[l].planned : 0;
+
+		if (item->position != planned)
+			expected = (struct sim_expected){ KV_POSITION, l, planned };
+	}
+	if (expected.status != KV_OK)
+		return expected;
+	const uint64_t length = (uint64_t)item->position + item->n_tokens;
+
+	if (length > session->tokens_max) {
+		expected.status = KV_LEN_LIMIT;
+		return expected;
+	}
+	const uint32_t n_needed = blocks_needed(session, sequence, (uint32_t)length);
+
+	if (n_needed > session->reserve_left &&
+		n_needed - session->reserve_left > counts->n_free - counts->n_reserved)
+		expected.status = KV_POOL_FULL;
+	return expected;
+}
+
+struct sim_expected sim_model_plan(const struct sim_model *model, const struct sim_session *session,
+	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
+{
+	const struct sim_sequence *sequence = sim_model_sequence(session, item->sequence_id);
+	const bool is_all = item->kind == KV_ITEM_DECODE && item->position == KV_LENGTH_PLANNED;
+	const uint64_t end = (uint64_t)item->position + item->n_tokens;
+
+	if (is_append(item->kind))
+		return plan_append(model, session, real, item, layer_first, n_layers);
+	if (!sequence)
+		return (struct sim_expected){ KV_NOT_FOUND, KV_LAYER_NONE, 0 };
+	for (uint32_t l = layer_first; l < layer_first + n_layers && !is_all; l++) {
+		if (end > sequence->layers[l].planned)
+			return (struct sim_expected){ KV_POSITION, l, sequence->layers[l].planned };
+	}
+	return (struct sim_expected){ KV_OK, KV_LAYER_NONE, least(sequence, layer_first, n_layers, false) };
+}
+
+static struct sim_sequence *add_sequence(struct sim_session *session, uint64_t id)
+{
+	struct sim_sequence *sequence = calloc(1, sizeof(*sequence));
+
+	SIM_CHECK(sequence, "no memory for the model");
+	sequence->id = id;
+	sequence->next = session->sequences;
+	session->sequences = sequence;
+	session->n_sequences++;
+	return sequence;
+}
+
+static void put_rows(struct sim_sequence *sequence, const struct sim_request *request,
+	const struct sim_item *item, uint32_t l)
+{
+	struct sim_layer *layer = &sequence->layers[l];
+	const uint32_t length = item->position + item->n_tokens;
+
+	if (length > layer->n_max) {
+		layer->n_max = 2 * length + 16;
+		layer->row_ids = realloc(layer->row_ids, layer->n_max * sizeof(layer->row_ids[0]));
+		SIM_CHECK(layer->row_ids, "no memory for the model");
+	}
+	for (uint32_t t = 0; t < item->n_tokens; t++)
+		layer->row_ids[item->position + t] =
+			sim_row_id(item->row_counter + t, request->k_dtype, request->v_dtype);
+	layer->planned = length;
+}
+
+/* What a decode or READ of the item must see: the rows as they are planned now. */
+static void snapshot(
+	const struct sim_sequence *sequence, const struct sim_request *request, struct sim_item *item)
+{
+	const bool is_read = request->opcode == KVP_OP_READ;
+	const uint32_t first = is_read ? item->position : 0;
+	const uint32_t planned = sequence->layers[request->layer_first].planned;
+
+	if (is_read)
+		item->n_row_ids = item->n_tokens;
+	else if (request->opcode == KVP_OP_DECODE && item->position != KV_LENGTH_PLANNED)
+		item->n_row_ids = item->position;
+	else
+		item->n_row_ids = planned;
+	item->row_ids = malloc((size_t)request->n_layers * item->n_row_ids * sizeof(uint32_t) + 1);
+	SIM_CHECK(item->row_ids, "no memory for the model");
+	for (uint32_t l = 0; l < request->n_layers && item->n_row_ids > 0; l++)
+		memcpy(item->row_ids + (size_t)l * item->n_row_ids,
+			sequence->layers[request->layer_first + l].row_ids + first,
+			item->n_row_ids * sizeof(uint32_t));
+}
+
+void sim_model_planned(
+	struct sim_session *session, const struct sim_request *request, struct sim_item *item, uint64_t now_ns)
+{
+	struct sim_sequence *sequence = sim_model_sequence(session, item->sequence);
+
+	if (item->n_tokens > 0 && request->opcode != KVP_OP_READ) {
+		const uint32_t n_needed =
+			blocks_needed(session, sequence, item->position + item->n_tokens);
+
+		session->reserve_left -= n_needed < session->reserve_left ? n_needed : session->reserve_left;
+		if (!sequence)
+			sequence = add_sequence(session, item->sequence);
+		for (uint32_t l = 0; l < request->n_layers; l++)
+			put_rows(sequence, request, item, request->layer_first + l);
+		if (item->flags & KVP_ITEM_EVICTABLE)
+			sequence->is_evictable = true;
+	}
+	if (request->opcode != KVP_OP_APPEND)
+		snapshot(sequence, request, item);
+	item->planned_on = sequence;
+	item->epoch = sequence->epoch;
+	sequence->n_pending++;
+	session->n_pending++;
+	session->life_ns = now_ns;
+}
+
+/* ---- finishing ---- */
+
+static void commit(struct sim_sequence *sequence, const struct sim_request *request, const struct sim_item *item)
+{
+	for (uint32_t l = request->layer_first; l < request->layer_first + request->n_layers; l++) {
+		struct sim_layer *layer = &sequence->layers[l];
+
+		SIM_CHECK(layer->committed == item->position,
+			"request %llu commits at %u, its sequence %llu has %u rows on layer %u",
+			(unsigned long long)request->id, item->position, (unsigned long long)item->sequence,
+			layer->committed, l);
+		layer->committed += item->n_tokens;
+	}
+}
+
+static void fall_back(struct sim_sequence *sequence)
+{
+	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++)
+		sequence->layers[l].planned = sequence->layers[l].committed;
+	sequence->epoch++;
+}
+
+static void count(struct sim_session *session, const struct sim_request *request, const struct sim_item *item)
+{
+	const uint64_t n_rows = (uint64_t)item->n_tokens * request->n_layers;
+
+	session->n_queries += item->q_len;
+	if (request->opcode == KVP_OP_READ)
+		session->n_rows_out += n_rows;
+	else
+		session->n_rows_in += n_rows;
+}
+
+void sim_model_finished(struct sim_model *model, struct sim_request *request, struct sim_item *item,
+	enum kv_status was_status, const struct kv_result *was_result, uint64_t now_ns)
+{
+	struct sim_sequence *sequence = item->planned_on;
+	struct sim_session *session = sim_model_session(model, request->session);
+	const bool is_stale = item->epoch != sequence->epoch;
+	const bool is_decided =
+		was_status == KV_CANCELLED || was_status == KV_DEADLINE || was_status == KV_DEVICE_LOST;
+	struct kv_result expected = *was_result;
+	uint32_t length;
+
+	if (is_stale) {
+		expected = (struct kv_result){ is_decided ? (uint16_t)was_status : KV_POSITION, KV_LAYER_NONE,
+			KV_ROW_NONE };
+		length = least(sequence, request->layer_first, request->n_layers, true);
+	} else {
+		SIM_CHECK(was_status != KV_OK || item->n_completed == 1,
+			"request %llu is OK without having been worked on", (unsigned long long)request->id);
+		if (was_status == KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
+			commit(sequence, request, item);
+		else if (was_status != KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
+			fall_back(sequence);
+		if (was_status == KV_OK && !sequence->is_orphan)
+			count(session, request, item);
+		length = least(sequence, request->layer_first, request->n_layers, false);
+	}
+	SIM_CHECK(item->outcome.status == expected.status && item->outcome.length == length &&
+			item->outcome.layer == expected.layer && item->outcome.row == expected.row,
+		"request %llu ends with %s, length %u, layer %u, row %u; expected %s, %u, %u, %u",
+		(unsigned long long)request->id, kv_status_name(item->outcome.status), item->outcome.length,
+		item->outcome.layer, item->outcome.row, kv_status_name(expected.status), length,
+		expected.layer, expected.row);
+	item->planned_on = NULL;
+	sequence->n_pending--;
+	session->n_pending--;
+	session->life_ns = now_ns;
+	if (sequence->is_orphan && sequence->n_pending == 0)
+		free_sequence(sequence);
+}
+
+/* ---- sessions ---- */
+
+static struct sim_session *named(const struct sim_model *model, const char *name, size_t n, uint64_t tenant)
+{
+	struct sim_session *session = model->sessions;
+
+	while (session &&
+		!(session->is_open && session->tenant == tenant && strlen(session->name) == n &&
+			memcmp(session->name, name, n) == 0))
+		session = session->next;
+	return session;
+}
+
+struct sim_expected sim_model_open(
+	const struct sim_model *model, const struct kv_open_params *params, uint32_t n_closing)
+{
+	const struct kv_block_counts *counts = &params->pool->blocks[0].counts;
+	struct sim_expected expected = { KV_OK, 0, 0 };
+
+	if (params->name_bytes > 0 && named(model, params->name, params->name_bytes, params->tenant))
+		expected.status = KV_EXISTS;
+	else if (params->reserve_blocks > params->pool->spec->n_blocks[0])
+		expected.status = KV_LIMIT;
+	else if (model->n_open + n_closing >= model->sessions_max)
+		expected.status = n_closing > 0 ? KV_BUSY_RETRY : KV_LIMIT;
+	else if (params->reserve_blocks > counts->n_free - counts->n_reserved)
+		expected.status = KV_POOL_FULL;
+	return expected;
+}
+
+void sim_model_opened(struct sim_model *model, const struct kv_open_params *params, enum kv_status status,
+	const struct kv_session *real, uint64_t now_ns)
+{
+	add_control(model, params->owner_id, KVP_OP_OPEN, status, status == KV_OK ? real->handle : 0);
+	if (status != KV_OK)
+		return;
+	struct sim_session *session = calloc(1, sizeof(*session));
+
+	SIM_CHECK(session, "no memory for the model");
+	SIM_CHECK(!sim_model_session(model, real->handle), "handle %016llx was given out before",
+		(unsigned long long)real->handle);
+	session->handle = real->handle;
+	session->owner_id = params->owner_id;
+	session->tenant = params->tenant;
+	session->pool = params->pool;
+	memcpy(session->name, params->name ? params->name : "", params->name_bytes);
+	session->lease_ms = real->lease_ms;
+	session->sequences_max = real->sequences_max;
+	session->tokens_max = real->tokens_max;
+	session->reserve_left = params->reserve_blocks;
+	session->is_open = true;
+	session->owner_changed_ns = session->life_ns = now_ns;
+	session->next = model->sessions;
+	model->sessions = session;
+	model->n_open++;
+}
+
+void sim_model_attached(struct sim_model *model, const char *name, uint32_t name_bytes, uint64_t tenant,
+	uint64_t owner_id, enum kv_status status, const struct kv_session *real, uint64_t now_ns)
+{
+	struct sim_session *session = named(model, name, name_bytes, tenant);
+
+	SIM_CHECK((status == KV_OK) == (session != NULL), "ATTACH says %s", kv_status_name(status));
+	add_control(model, owner_id, KVP_OP_ATTACH, status, session ? session->handle : 0);
+	if (!session)
+		return;
+	SIM_CHECK(real->handle == session->handle, "ATTACH found another session");
+	if (session->owner_id != owner_id)
+		session->owner_changed_ns = now_ns;
+	session->owner_id = owner_id;
+	session->life_ns = now_ns;
+}
+
+static void orphan_sequence(struct sim_session *session, struct sim_sequence **link)
+{
+	struct sim_sequence *sequence = *link;
+
+	*link = sequence->next;
+	session->n_sequences--;
+	sequence->is_orphan = true;
+	if (sequence->n_pending == 0)
+		free_sequence(sequence);
+}
+
+void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired, uint64_t now_ns)
+{
+	struct sim_session *session = open_session(model, handle);
+
+	if (is_expired) {
+		SIM_CHECK(session->n_pending == 0, "a session with %u items pending expired",
+			session->n_pending);
+		SIM_CHECK(now_ns >= session->life_ns + session->lease_ms * KV_NS_PER_MS,
+			"session %016llx expired %llu ns after its last sign of life, its lease is %u ms",
+			(unsigned long long)handle, (unsigned long long)(now_ns - session->life_ns),
+			session->lease_ms);
+	} else {
+		add_control(model, session->owner_id, KVP_OP_CLOSE, KV_OK, handle);
+	}
+	session->is_open = false;
+	session->is_expired = is_expired;
+	session->reserve_left = 0;
+	model->n_open--;
+	while (session->sequences)
+		orphan_sequence(session, &session->sequences);
+}
+
+void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t now_ns)
+{
+	for (struct sim_session *session = model->sessions; session; session = session->next) {
+		if (!session->is_open || session->owner_id != owner_id)
+			continue;
+		session->owner_id = 0;
+		session->owner_changed_ns = session->life_ns = now_ns;
+	}
+}
+
+/* ---- sequences ---- */
+
+void sim_model_truncated(
+	struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length, enum kv_status status)
+{
+	struct sim_session *session = open_session(model, handle);
+	struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
+	struct sim_control *control = add_control(model, session->owner_id, KVP_OP_TRUNCATE, status, handle);
+
+	SIM_CHECK(session->n_pending == 0, "TRUNCATE with %u items pending", session->n_pending);
+	SIM_CHECK(status == (sequence ? KV_OK : KV_NOT_FOUND), "TRUNCATE says %s", kv_status_name(status));
+	control->sequence = sequence_id;
+	if (!sequence)
+		return;
+	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++) {
+		if (sequence->layers[l].committed > length)
+			sequence->layers[l].committed = length;
+		sequence->layers[l].planned = sequence->layers[l].committed;
+	}
+	control->length = least(sequence, 0, session->pool->spec->n_layers, false);
+}
+
+void sim_model_freed(struct sim_model *model, uint64_t handle, uint64_t sequence_id, enum kv_status status)
+{
+	struct sim_session *session = open_session(model, handle);
+	struct sim_sequence **link = &session->sequences;
+	struct sim_control *control = add_control(model, session->owner_id, KVP_OP_FREE, status, handle);
+
+	while (*link && (*link)->id != sequence_id)
+		link = &(*link)->next;
+	SIM_CHECK(session->n_pending == 0, "FREE with %u items pending", session->n_pending);
+	SIM_CHECK(status == (*link ? KV_OK : KV_NOT_FOUND), "FREE says %s", kv_status_name(status));
+	control->sequence = sequence_id;
+	if (*link)
+		orphan_sequence(session, link);
+}
+
+static void tell_row(
+	const struct sim_session *session, const struct sim_sequence *sequence, struct sim_tell_row *row)
+{
+	const struct kv_pool_spec *spec = session->pool->spec;
+
+	row->sequence = sequence->id;
+	row->length_min = least(sequence, 0, spec->n_layers, false);
+	row->is_evictable = sequence->is_evictable;
+	row->n_blocks = kv_div_up_u32(longest_planned(sequence), spec->block_size);
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		row->lengths[l] = sequence->layers[l].committed;
+		if (row->lengths[l] > row->length_max)
+			row->length_max = row->lengths[l];
+	}
+}
+
+static struct sim_sequence *next_sequence(const struct sim_session *session, uint64_t from)
+{
+	struct sim_sequence *best = NULL;
+
+	for (struct sim_sequence *sequence = session->sequences; sequence; sequence = sequence->next) {
+		if (sequence->id >= from && (!best || sequence->id < best->id))
+			best = sequence;
+	}
+	return best;
+}
+
+void sim_model_told(struct sim_model *model, uint64_t handle, uint64_t from, uint32_t n_max)
+{
+	struct sim_session *session = open_session(model, handle);
+	struct sim_control *control = add_control(model, session->owner_id, KVP_OP_TELL, KV_OK, handle);
+	struct sim_sequence *sequence = next_sequence(session, from);
+
+	SIM_CHECK(session->n_pending == 0, "TELL with %u items pending", session->n_pending);
+	control->rows = calloc(n_max + 1, sizeof(*control->rows));
+	SIM_CHECK(control->rows, "no memory for the model");
+	while (sequence && control->n_rows < n_max) {
+		tell_row(session, sequence, &control->rows[control->n_rows++]);
+		sequence = next_sequence(session, sequence->id + 1);
+	}
+	control->next_sequence = sequence ? sequence->id : 0;
+	control->n_total = session->n_sequences;
+}
+
+void sim_model_compare(const struct sim_model *model, struct kv_domain *domain)
+{
+	SIM_CHECK(kv_domain_n_sessions(domain) == model->n_open, "%u sessions are open, the model has %u",
+		kv_domain_n_sessions(domain), model->n_open);
+	for (struct sim_session *session = model->sessions; session; session = session->next) {
+		struct kv_session *real = NULL;
+
+		if (!session->is_open)
+			continue;
+		const enum kv_status status = kv_session_find(domain, session->handle, &real);
+
+		SIM_CHECK(status == KV_OK, "an open session answers %s", kv_status_name(status));
+		SIM_CHECK(real->owner_id == session->owner_id, "the owner of a session differs");
+		SIM_CHECK(real->n_sequences == session->n_sequences, "%u sequences, the model has %u",
+			real->n_sequences, session->n_sequences);
+		SIM_CHECK(real->n_blocks_reserved[0] == session->reserve_left,
+			"%u blocks reserved, the model has %u", real->n_blocks_reserved[0],
+			session->reserve_left);
+		SIM_CHECK(real->n_rows_in == session->n_rows_in && real->n_rows_out == session->n_rows_out &&
+				real->n_queries == session->n_queries,
+			"rows in %llu, out %llu, queries %llu; the model has %llu, %llu, %llu",
+			(unsigned long long)real->n_rows_in, (unsigned long long)real->n_rows_out,
+			(unsigned long long)real->n_queries, (unsigned long long)session->n_rows_in,
+			(unsigned long long)session->n_rows_out, (unsigned long long)session->n_queries);
+		for (const struct sim_sequence *sequence = session->sequences; sequence;
+			sequence = sequence->next) {
+			const struct kv_sequence *found = kv_sequence_find(real, sequence->id);
+
+			SIM_CHECK(found, "sequence %llu is missing", (unsigned long long)sequence->id);
+			for (uint32_t l = 0; l < session->pool->spec->n_layers; l++)
+				SIM_CHECK(found->planned[l] == sequence->layers[l].planned &&
+						found->committed[l] == sequence->layers[l].committed,
+					"sequence %llu has lengths %u and %u on layer %u, the model %u and %u",
+					(unsigned long long)sequence->id, found->planned[l],
+					found->committed[l], l, sequence->layers[l].planned,
+					sequence->layers[l].committed);
+		}
+	}
+}

@@ -1,0 +1,113 @@
+/*
+ * Model: a naive daemon. Per session a list of sequences, per layer a list of row ids with a planned and a
+ * committed length; nothing shared, nothing indexed, nothing bounded.
+ *
+ * The server's calls into its domain are watched (record.c) and repeated here in the same order. Before each
+ * the model says what must come out; what an item decodes or reads is what its lists hold at that moment. So
+ * every reply can be predicted exactly, whatever the timing was.
+ */
+#ifndef TESTS_SIM_MODEL_H
+#define TESTS_SIM_MODEL_H
+
+#include "core/domain.h"
+#include "tests/sim/request.h"
+
+#define SIM_LAYERS_MAX 4u
+
+struct sim_layer {
+	uint32_t *row_ids; /* [planned] */
+	uint32_t n_max, planned, committed;
+};
+
+struct sim_sequence {
+	struct sim_sequence *next;
+	uint64_t id;
+	uint64_t epoch; /* how often it fell back */
+	uint32_t n_pending;
+	bool is_evictable, is_orphan; /* orphan: freed, or its session is closed; only pending items know it */
+	struct sim_layer layers[SIM_LAYERS_MAX];
+};
+
+struct sim_session {
+	struct sim_session *next;
+	uint64_t handle, owner_id, tenant;
+	struct kv_pool *pool;
+	char name[KV_SESSION_NAME_BYTES_MAX + 1];
+	uint32_t lease_ms, sequences_max, tokens_max, reserve_left;
+	uint32_t n_sequences, n_pending; /* pending: planned and not finished items */
+	bool is_open, is_expired;
+	uint64_t owner_changed_ns, life_ns; /* life: the last thing its owner did that is seen here */
+	uint64_t n_rows_in, n_rows_out, n_queries;
+	struct sim_sequence *sequences;
+};
+
+/* One line of a TELL. */
+struct sim_tell_row {
+	uint64_t sequence;
+	uint32_t length_min, length_max, n_blocks;
+	bool is_evictable;
+	uint32_t lengths[SIM_LAYERS_MAX];
+};
+
+/* What a control operation did, in order per connection: OPEN, ATTACH, CLOSE, TELL; an item of TRUNCATE or FREE. */
+struct sim_control {
+	struct sim_control *next;
+	uint64_t owner_id;
+	uint16_t opcode;
+	enum kv_status status;
+	uint64_t handle, sequence, next_sequence;
+	uint32_t length, n_total;
+	uint32_t n_rows;
+	struct sim_tell_row *rows;
+};
+
+struct sim_model {
+	struct sim_session *sessions; /* all that ever were, newest first */
+	struct sim_control *controls, **controls_end;
+	uint32_t sessions_max, sequences_max; /* the daemon's bounds */
+	uint32_t n_open;
+};
+
+void sim_model_init(struct sim_model *model, uint32_t sessions_max, uint32_t sequences_max);
+void sim_model_finish(struct sim_model *model);
+/* NULL: no such handle was ever given out. */
+struct sim_session *sim_model_session(const struct sim_model *model, uint64_t handle);
+struct sim_sequence *sim_model_sequence(const struct sim_session *session, uint64_t id);
+/* Takes the oldest control operation of the connection off the list, or NULL; sim_control_free() it. */
+struct sim_control *sim_model_take_control(struct sim_model *model, uint64_t owner_id, uint16_t opcode);
+void sim_control_free(struct sim_control *control);
+
+/* ---- what the watched calls tell; `real` is the server's object, for its counts only ---- */
+
+/* What kv_item_plan() must say. */
+struct sim_expected {
+	enum kv_status status;
+	uint32_t layer, length;
+};
+struct sim_expected sim_model_plan(const struct sim_model *model, const struct sim_session *session,
+	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers);
+/* It said OK. */
+void sim_model_planned(struct sim_session *session, const struct sim_request *request, struct sim_item *item,
+	uint64_t now_ns);
+/* kv_item_finish() is over; was_status: what the server had found before. */
+void sim_model_finished(struct sim_model *model, struct sim_request *request, struct sim_item *item,
+	enum kv_status was_status, const struct kv_result *was_result, uint64_t now_ns);
+
+struct sim_expected sim_model_open(
+	const struct sim_model *model, const struct kv_open_params *params, uint32_t n_closing);
+void sim_model_opened(struct sim_model *model, const struct kv_open_params *params, enum kv_status status,
+	const struct kv_session *real, uint64_t now_ns);
+void sim_model_attached(struct sim_model *model, const char *name, uint32_t name_bytes, uint64_t tenant,
+	uint64_t owner_id, enum kv_status status, const struct kv_session *real, uint64_t now_ns);
+void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired, uint64_t now_ns);
+void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t now_ns);
+void sim_model_truncated(
+	struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length, enum kv_status status);
+void sim_model_freed(
+	struct sim_model *model, uint64_t handle, uint64_t sequence_id, enum kv_status status);
+void sim_model_told(struct sim_model *model, uint64_t handle, uint64_t from, uint32_t n_max);
+
+/* Compares every open session with the server's own numbers. */
+void sim_model_compare(const struct sim_model *model, struct kv_domain *domain);
+
+#endif

@@ -1,0 +1,149 @@
+#include "tests/sim/payload.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/attention.h"
+#include "core/format.h"
+
+/* Roughly normal: the sum of four uniforms, shifted. */
+static float value_of(struct sim_rng *rng)
+{
+	const uint64_t bits = sim_rng_next(rng);
+	int32_t sum = 0;
+
+	for (uint32_t i = 0; i < 4; i++)
+		sum += (int32_t)(bits >> (16 * i) & 0xFFFF) - 32768;
+	return (float)sum / 32768.0f;
+}
+
+static void round_to(enum kv_dtype dtype, float *values, uint32_t n)
+{
+	uint8_t narrow[4 * KV_HEAD_DIM_MAX];
+
+	if (dtype == KV_DTYPE_F32)
+		return;
+	kv_rows_store(dtype, values, n, narrow);
+	kv_rows_load_f32(dtype, narrow, n, values);
+}
+
+void sim_row_values(uint32_t row_id, uint32_t layer, bool is_v, uint32_t head, uint32_t dim, float *out)
+{
+	struct sim_rng rng;
+
+	sim_rng_init(&rng, row_id >> 4, (uint64_t)layer << 16 | head << 1 | is_v);
+	for (uint32_t i = 0; i < dim; i++)
+		out[i] = value_of(&rng);
+	round_to((enum kv_dtype)(is_v ? row_id & 3 : row_id >> 2 & 3), out, dim);
+}
+
+void sim_query_values(const struct kv_pool_spec *spec, uint32_t query_id, enum kv_dtype dtype, float *out)
+{
+	struct sim_rng rng;
+
+	sim_rng_init(&rng, query_id, 0x51);
+	for (uint32_t h = 0; h < spec->q_heads; h++) {
+		float *row = out + (size_t)h * spec->k_head_dim;
+
+		for (uint32_t i = 0; i < spec->k_head_dim; i++)
+			row[i] = value_of(&rng);
+		round_to(dtype, row, spec->k_head_dim);
+	}
+}
+
+static const struct kv_row_codec *codec_of(const struct kv_pool_spec *spec, uint32_t layer, bool is_v)
+{
+	return is_v ? spec->layers[layer].v : spec->layers[layer].k;
+}
+
+uint64_t sim_token_bytes(const struct kv_pool_spec *spec, uint32_t layer, bool is_v, enum kv_dtype dtype)
+{
+	const struct kv_row_codec *codec = codec_of(spec, layer, is_v);
+	const uint64_t row_bytes =
+		dtype == KV_DTYPE_PACKED ? codec->row_bytes : codec->head_dim * kv_dtype_bytes(dtype);
+
+	return spec->kv_heads * row_bytes;
+}
+
+/* One head's row as the pool stores it. */
+static void row_packed(const struct kv_row_codec *codec, uint32_t row_id, uint32_t layer, bool is_v,
+	uint32_t head, uint8_t *out)
+{
+	struct kv_row_scratch scratch;
+	float values[KV_HEAD_DIM_MAX];
+
+	sim_row_values(row_id, layer, is_v, head, codec->head_dim, values);
+	const enum kv_status status = kv_row_codec_encode(codec, values, out, &scratch);
+
+	SIM_CHECK(status == KV_OK, "the model's own row cannot be stored");
+}
+
+void sim_token_read(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t layer, bool is_v,
+	enum kv_dtype dtype, uint8_t *out)
+{
+	const struct kv_row_codec *codec = codec_of(spec, layer, is_v);
+	const uint64_t row_bytes = sim_token_bytes(spec, layer, is_v, dtype) / spec->kv_heads;
+	struct kv_row_scratch scratch;
+	uint8_t packed[KV_ROW_BYTES_MAX];
+	float values[KV_HEAD_DIM_MAX];
+
+	for (uint32_t h = 0; h < spec->kv_heads; h++, out += row_bytes) {
+		row_packed(codec, row_id, layer, is_v, h, packed);
+		if (dtype == KV_DTYPE_PACKED) {
+			memcpy(out, packed, row_bytes);
+			continue;
+		}
+		kv_row_codec_decode(codec, packed, values, &scratch);
+		kv_rows_store(dtype, values, codec->head_dim, out);
+	}
+}
+
+static uint8_t *rows_of_head(const struct sim_attention *attention, bool is_v, uint32_t head)
+{
+	const struct kv_row_codec *codec = codec_of(attention->spec, attention->layer, is_v);
+	uint8_t *rows = malloc((uint64_t)attention->n_tokens * codec->row_bytes + 1);
+
+	SIM_CHECK(rows, "no memory for rows");
+	for (uint32_t t = 0; t < attention->n_tokens; t++)
+		row_packed(codec, attention->row_ids[t], attention->layer, is_v, head,
+			rows + (uint64_t)t * codec->row_bytes);
+	return rows;
+}
+
+void sim_attention_expect(const struct sim_attention *attention, uint8_t *out, float *lse)
+{
+	static struct kv_attention_scratch scratch;
+	const struct kv_pool_spec *spec = attention->spec;
+	const struct kv_layer_spec *layer = &spec->layers[attention->layer];
+	const uint32_t n_group = spec->q_heads / spec->kv_heads;
+	float *q = malloc((size_t)spec->q_heads * spec->k_head_dim * sizeof(float));
+	float *values = malloc((size_t)spec->q_heads * spec->v_head_dim * sizeof(float));
+	const struct kv_attention_options options = {
+		.scale = attention->scale > 0 ? attention->scale : layer->scale,
+	};
+
+	SIM_CHECK(q && values, "no memory for a query");
+	sim_query_values(spec, attention->query_id, attention->q_dtype, q);
+	for (uint32_t h = 0; h < spec->kv_heads; h++) {
+		uint8_t *k = rows_of_head(attention, false, h), *v = rows_of_head(attention, true, h);
+		const struct kv_attention_input input = {
+			.k_codec = layer->k,
+			.v_codec = layer->v,
+			.k = { k, NULL, 1, layer->k->row_bytes, layer->k->row_bytes, 0 },
+			.v = { v, NULL, 1, layer->v->row_bytes, layer->v->row_bytes, 0 },
+			.q = q + (size_t)h * n_group * spec->k_head_dim,
+			.n_queries = n_group,
+			.token_hi = attention->n_tokens,
+			.q_is_rotated = attention->q_is_rotated,
+			.out_is_rotated = attention->out_is_rotated,
+		};
+
+		kv_attention_rows(&input, &options, &scratch,
+			values + (size_t)h * n_group * spec->v_head_dim, lse + (size_t)h * n_group);
+		free(k);
+		free(v);
+	}
+	kv_rows_store(attention->out_dtype, values, (size_t)spec->q_heads * spec->v_head_dim, out);
+	free(q);
+	free(values);
+}

@@ -1,0 +1,116 @@
+/* Log: one event is one line with a level in front, whatever bytes it is made of, and repeat offenders are counted. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/log.h"
+#include "tests/lib/kv_test.h"
+
+static FILE *file;
+static int saved_stderr;
+
+static void setup(void)
+{
+	file = tmpfile();
+	ck_assert_ptr_nonnull(file);
+	saved_stderr = dup(STDERR_FILENO);
+	dup2(fileno(file), STDERR_FILENO);
+}
+
+static void teardown(void)
+{
+	dup2(saved_stderr, STDERR_FILENO);
+	close(saved_stderr);
+	fclose(file);
+	srv_log_set_level(SRV_LOG_INFO);
+}
+
+/* What was written since the last call. */
+static const char *written(void)
+{
+	static char text[8192];
+
+	rewind(file);
+	text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
+	rewind(file);
+	ck_assert_int_eq(ftruncate(fileno(file), 0), 0);
+	return text;
+}
+
+/* The level is a number in angle brackets, as journald reads it. */
+START_TEST(test_log_line)
+{
+	srv_log(SRV_LOG_WARNING, "conn %d closed by %s", 17, "peer");
+	ck_assert_str_eq(written(), "<4>conn 17 closed by peer\n");
+}
+END_TEST
+
+/* Less severe than the level: no line. */
+START_TEST(test_log_level)
+{
+	srv_log(SRV_LOG_DEBUG, "not seen");
+	ck_assert_str_eq(written(), "");
+	srv_log_set_level(SRV_LOG_ERROR);
+	srv_log(SRV_LOG_WARNING, "not seen");
+	srv_log(SRV_LOG_ERROR, "seen");
+	ck_assert_str_eq(written(), "<3>seen\n");
+	srv_log_set_level(SRV_LOG_DEBUG);
+	srv_log(SRV_LOG_DEBUG, "seen");
+	ck_assert_str_eq(written(), "<7>seen\n");
+}
+END_TEST
+
+/* Text that a peer chose cannot start a line of its own or speak to a terminal. */
+START_TEST(test_log_control_characters)
+{
+	srv_log(SRV_LOG_INFO, "name %s", "a\n<0>b\x1b[2J\x7f");
+	ck_assert_str_eq(written(), "<6>name a?<0>b?[2J?\n");
+}
+END_TEST
+
+/* A text without end is cut and is still one line. */
+START_TEST(test_log_long_line)
+{
+	static char text[5000];
+
+	memset(text, 'x', sizeof(text) - 1);
+	srv_log(SRV_LOG_INFO, "%s", text);
+	const char *line = written();
+
+	ck_assert_uint_eq(strlen(line), 1024);
+	ck_assert_ptr_eq(strchr(line, '\n'), line + 1023);
+}
+END_TEST
+
+/* Within a second one line per gate; the next one says how many were left out. */
+START_TEST(test_log_limited)
+{
+	struct srv_log_gate gate = { 0 };
+	const uint64_t start_ns = 5;
+
+	srv_log_limited(&gate, start_ns, SRV_LOG_INFO, "first");
+	ck_assert_str_eq(written(), "<6>first\n");
+	srv_log_limited(&gate, start_ns + 1, SRV_LOG_INFO, "second");
+	srv_log_limited(&gate, start_ns + 999999999, SRV_LOG_INFO, "third");
+	ck_assert_str_eq(written(), "");
+	srv_log_limited(&gate, start_ns + 1000000000, SRV_LOG_INFO, "fourth");
+	ck_assert_str_eq(written(), "<6>fourth, left_out 2\n");
+	srv_log_limited(&gate, start_ns + 3000000000, SRV_LOG_INFO, "fifth");
+	ck_assert_str_eq(written(), "<6>fifth\n");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("log");
+	TCase *tcase = tcase_create("log");
+
+	tcase_add_checked_fixture(tcase, setup, teardown);
+	tcase_add_test(tcase, test_log_line);
+	tcase_add_test(tcase, test_log_level);
+	tcase_add_test(tcase, test_log_control_characters);
+	tcase_add_test(tcase, test_log_long_line);
+	tcase_add_test(tcase, test_log_limited);
+	suite_add_tcase(suite, tcase);
+	return kv_test_run(suite, CK_FORK);
+}
