@@ -1,6 +1,6 @@
 /*
- * The regions, carved and free, lie in one array in order of offset and cover the arena without gaps. No two free
- * ones are neighbours, so n carved ones leave at most n + 1 free ones.
+ * The regions, carved and free, lie in one array in order of offset and cover the arena without gaps. No two
+ * free ones are neighbours, so n carved ones leave at most n + 1 free ones.
  */
 #include "core/arena.h"
 
@@ -72,27 +72,25 @@ enum kv_status kv_arena_carve(
 	/* Cannot overflow: n_bytes fits into a region whose size is a multiple of the unit. */
 	const uint64_t carved_bytes = kv_round_up_u64(n_bytes ? n_bytes : 1, KV_ARENA_ALIGN);
 
-	for (uint32_t i = 0; i < arena->n_regions; i++) {
-		struct region *region = &arena->regions[i];
+	uint32_t idx = 0;
 
-		if (region->is_carved || region->n_bytes < carved_bytes)
-			continue;
+	/* Ends: the largest free region is large enough. */
+	while (arena->regions[idx].is_carved || arena->regions[idx].n_bytes < carved_bytes)
+		idx++;
 
-		const struct region rest = {
-			.offset = region->offset + carved_bytes,
-			.n_bytes = region->n_bytes - carved_bytes,
-		};
+	struct region *region = &arena->regions[idx];
+	const struct region rest = {
+		.offset = region->offset + carved_bytes,
+		.n_bytes = region->n_bytes - carved_bytes,
+	};
 
-		region->is_carved = true;
-		region->n_bytes = carved_bytes;
-		arena->n_carved++;
-		*offset = region->offset;
-		if (rest.n_bytes > 0)
-			insert_region(arena, i + 1, &rest);
-		return KV_OK;
-	}
-	KV_ASSERT(!"a free region is as large as the largest");
-	return KV_INTERNAL;
+	region->is_carved = true;
+	region->n_bytes = carved_bytes;
+	arena->n_carved++;
+	*offset = region->offset;
+	if (rest.n_bytes > 0)
+		insert_region(arena, idx + 1, &rest);
+	return KV_OK;
 }
 
 void kv_arena_return(struct kv_arena *arena, uint64_t offset)

@@ -1,9 +1,9 @@
 /*
  * Arena: which part of the backend's memory belongs to which pool.
  *
- * Offsets only; the memory itself is the backend's. Carving takes the first free region that is large enough, so that
- * the high end stays whole; returning joins neighbours. All offsets and sizes are multiples of KV_ARENA_ALIGN. The
- * number of regions is bounded. Allocates only in create. Loop thread only.
+ * Offsets only; the memory itself is the backend's. Carving takes the first free region that is large enough,
+ * so that the high end stays whole; returning joins neighbours. All offsets and sizes are multiples of
+ * KV_ARENA_ALIGN. The number of regions is bounded. Allocates only in create. Loop thread only.
  */
 #ifndef CORE_ARENA_H
 #define CORE_ARENA_H
@@ -21,8 +21,8 @@ struct kv_arena;
 KV_MUST_CHECK enum kv_status kv_arena_create(uint64_t n_bytes, struct kv_arena **out, struct kv_error *err);
 void kv_arena_destroy(struct kv_arena *arena); /* NULL allowed */
 /*
- * n_bytes (at least one, rounded up) from *offset on. NO_MEMORY says how much was wanted, is free, and is free in one
- * piece; LIMIT when KV_ARENA_REGIONS_MAX regions are carved.
+ * n_bytes (at least one, rounded up) from *offset on. NO_MEMORY says how much was wanted, is free, and is
+ * free in one piece; LIMIT when KV_ARENA_REGIONS_MAX regions are carved.
  */
 KV_MUST_CHECK enum kv_status kv_arena_carve(
 	struct kv_arena *arena, uint64_t n_bytes, uint64_t *offset, struct kv_error *err);

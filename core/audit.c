@@ -6,8 +6,7 @@
 #include "core/audit_internal.h"
 #include "core/domain_internal.h"
 
-enum kv_status kv_audit_equal(
-	struct kv_error *err, const char *what, uint64_t n_recorded, uint64_t n_counted)
+enum kv_status kv_audit_equal(struct kv_error *err, const char *what, uint64_t n_recorded, uint64_t n_counted)
 {
 	if (n_recorded == n_counted)
 		return KV_OK;
@@ -54,8 +53,8 @@ static enum kv_status audit_open_slot(struct kv_domain *domain, uint32_t slot_id
 	}
 	if (!what)
 		return KV_OK;
-	return kv_fail(err, KV_INTERNAL, "audit: session %016llx: %s", (unsigned long long)session->handle,
-		what);
+	return kv_fail(
+		err, KV_INTERNAL, "audit: session %016llx: %s", (unsigned long long)session->handle, what);
 }
 
 static enum kv_status audit_slots(struct kv_domain *domain, struct kv_error *err)
@@ -91,8 +90,8 @@ static enum kv_status audit_slots(struct kv_domain *domain, struct kv_error *err
 	return status;
 }
 
-enum kv_status kv_audit_domain(struct kv_domain *domain, struct kv_plan *const plans[], uint32_t n_plans,
-	struct kv_error *err)
+enum kv_status kv_audit_domain(
+	struct kv_domain *domain, struct kv_plan *const plans[], uint32_t n_plans, struct kv_error *err)
 {
 	uint32_t n_sessions = 0, n_sequences = 0;
 	enum kv_status status = audit_slots(domain, err);

@@ -228,9 +228,8 @@ static enum kv_status audit_counts(struct audit *audit, uint32_t g)
 		counted.n_draining += n_owners == 0 && n_in_flight > 0;
 		counted.n_free += n_owners == 0 && n_in_flight == 0;
 	}
-	kv_list_for_each(node, &audit->pool->sessions)
-		counted.n_reserved +=
-			kv_container_of(node, struct kv_session, in_pool)->n_blocks_reserved[g];
+	kv_list_for_each (node, &audit->pool->sessions)
+		counted.n_reserved += kv_container_of(node, struct kv_session, in_pool)->n_blocks_reserved[g];
 	status = kv_audit_equal(audit->err, "blocks in all", counts->n_total, blocks->n_blocks);
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "free blocks", counts->n_free, counted.n_free);
@@ -239,11 +238,11 @@ static enum kv_status audit_counts(struct audit *audit, uint32_t g)
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "shared blocks", counts->n_shared, counted.n_shared);
 	if (status == KV_OK)
-		status = kv_audit_equal(
-			audit->err, "draining blocks", counts->n_draining, counted.n_draining);
+		status =
+			kv_audit_equal(audit->err, "draining blocks", counts->n_draining, counted.n_draining);
 	if (status == KV_OK)
-		status = kv_audit_equal(
-			audit->err, "reserved blocks", counts->n_reserved, counted.n_reserved);
+		status =
+			kv_audit_equal(audit->err, "reserved blocks", counts->n_reserved, counted.n_reserved);
 	if (status == KV_OK && counts->n_reserved > counts->n_free)
 		status = kv_audit_equal(
 			audit->err, "free blocks for reservations", counts->n_free, counts->n_reserved);
@@ -294,7 +293,7 @@ static uint32_t list_length(const struct kv_list *list)
 {
 	uint32_t n = 0;
 
-	kv_list_for_each(node, list)
+	kv_list_for_each (node, list)
 		n++;
 	return n;
 }
@@ -307,8 +306,7 @@ static enum kv_status audit_sessions(struct audit *audit)
 	uint32_t n_listed = 0;
 	enum kv_status status = KV_OK;
 
-	kv_list_for_each(node, &pool->sessions)
-	{
+	kv_list_for_each (node, &pool->sessions) {
 		struct kv_session *session = kv_container_of(node, struct kv_session, in_pool);
 		struct kv_memory_report report;
 
@@ -324,7 +322,7 @@ static enum kv_status audit_sessions(struct audit *audit)
 		n_tokens += report.n_tokens;
 		n_stored += report.stored_bytes;
 		n_chunks_live += kv_slot_of(session)->n_chunks;
-		kv_list_for_each(in_session, &session->sequences)
+		kv_list_for_each (in_session, &session->sequences)
 			n_chunks_live -= kv_sequence_n_chunks(
 				kv_container_of(in_session, struct kv_sequence, in_session));
 	}
@@ -348,7 +346,8 @@ static enum kv_status audit_report(struct audit *audit)
 	const struct kv_memory_report *sum = &audit->sequences;
 	struct kv_memory_report report;
 	uint64_t n_page_bytes = 0;
-	enum kv_status status = kv_audit_equal(audit->err, "tokens", pool->n_tokens_committed, audit->n_tokens);
+	enum kv_status status =
+		kv_audit_equal(audit->err, "tokens", pool->n_tokens_committed, audit->n_tokens);
 
 	for (uint32_t l = 0; l < pool->spec->n_layers && status == KV_OK; l++)
 		status = kv_audit_equal(

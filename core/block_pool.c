@@ -70,8 +70,7 @@ enum kv_status kv_block_pool_take(
 	counts->n_reserved -= n_from_reservation;
 	for (uint32_t i = 0; i < n_blocks; i++) {
 		/* Blocks that were used before come first: their pages and counters are warm. */
-		const uint32_t idx =
-			pool->n_freed > 0 ? pool->free_ids[--pool->n_freed] : pool->n_touched++;
+		const uint32_t idx = pool->n_freed > 0 ? pool->free_ids[--pool->n_freed] : pool->n_touched++;
 
 		change(pool, idx, 1, 0);
 		ids[i] = (kv_block_id){ idx };

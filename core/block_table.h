@@ -1,5 +1,6 @@
 /*
- * Block table: which block holds tokens [i * block_size, (i + 1) * block_size) of a sequence, in one layer group.
+ * Block table: which block holds tokens [i * block_size, (i + 1) * block_size) of a sequence, in one layer
+ * group.
  *
  * Entries live in chunks of 64 from an arena of the pool, so tables grow without allocation and their sum is
  * bounded. Chunks are linked both ways: rows are appended, and tables are cut, at the tail. Loop thread only.
@@ -26,7 +27,8 @@ struct kv_table_arena {
 	uint32_t n_chunks_max, n_chunks_touched, n_chunks_used;
 	uint32_t free_idx;
 };
-KV_MUST_CHECK enum kv_status kv_table_arena_init(struct kv_table_arena *arena, uint32_t n_chunks, struct kv_error *err);
+KV_MUST_CHECK enum kv_status kv_table_arena_init(
+	struct kv_table_arena *arena, uint32_t n_chunks, struct kv_error *err);
 void kv_table_arena_finish(struct kv_table_arena *arena);
 
 struct kv_block_table {
@@ -40,13 +42,16 @@ static inline uint32_t kv_block_table_n_chunks(const struct kv_block_table *tabl
 /* Chunks that appending n_blocks entries takes from the arena. */
 uint32_t kv_block_table_chunks_needed(const struct kv_block_table *table, uint32_t n_blocks);
 /* All or nothing: appends ids, or KV_LIMIT when the arena has too few chunks. */
-KV_MUST_CHECK enum kv_status kv_block_table_append(
-	struct kv_block_table *table, struct kv_table_arena *arena, const kv_block_id ids[], uint32_t n_blocks);
-/* Shortens to n_blocks entries, disowning what is cut off, at most n_max entries a call (from the end). Returns how many. */
-uint32_t kv_block_table_shrink(struct kv_block_table *table, struct kv_table_arena *arena, struct kv_block_pool *pool,
-	uint32_t n_blocks, uint32_t n_max);
+KV_MUST_CHECK enum kv_status kv_block_table_append(struct kv_block_table *table, struct kv_table_arena *arena,
+	const kv_block_id ids[], uint32_t n_blocks);
+/*
+ * Shortens to n_blocks entries, disowning what is cut off, at most n_max entries a call (from the end).
+ * Returns how many.
+ */
+uint32_t kv_block_table_shrink(struct kv_block_table *table, struct kv_table_arena *arena,
+	struct kv_block_pool *pool, uint32_t n_blocks, uint32_t n_max);
 /* Copies entries [first, first + n) to out; they must exist. */
-void kv_block_table_copy(const struct kv_block_table *table, const struct kv_table_arena *arena, uint32_t first,
-	uint32_t n, uint32_t out[]);
+void kv_block_table_copy(const struct kv_block_table *table, const struct kv_table_arena *arena,
+	uint32_t first, uint32_t n, uint32_t out[]);
 
 #endif

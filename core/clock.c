@@ -23,7 +23,9 @@ static uint64_t system_random(struct kv_random *random)
 	uint64_t value;
 
 	(void)random;
-	/* Up to 256 bytes come whole or, while the machine has not gathered enough, interrupted by a signal. */
+	/*
+	 * Up to 256 bytes come whole or, while the machine has not gathered enough, interrupted by a signal.
+	 */
 	for (;;) {
 		const ssize_t n_bytes = getrandom(&value, sizeof(value), 0);
 

@@ -1,18 +1,19 @@
 /*
- * Domain: pools, sessions and sequences of one daemon, and the rules between them. No sockets, no clock, no device:
- * time comes in as now_ns, devices behind struct kv_backend_pool.
+ * Domain: pools, sessions and sequences of one daemon, and the rules between them. No sockets, no clock, no
+ * device: time comes in as now_ns, devices behind struct kv_backend_pool.
  *
- * Lengths. Per sequence and layer there is a planned length (what has been accepted) and a committed length (what
- * the backend has finished). Positions are checked against planned; commit moves committed, in batch order. When an
- * item is refused after it was planned, its sequence falls back to planned = committed on every layer and its epoch
- * moves on: every later item planned in the old epoch must be answered POSITION (kv_item_is_stale).
+ * Lengths. Per sequence and layer there is a planned length (what has been accepted) and a committed length
+ * (what the backend has finished). Positions are checked against planned; commit moves committed, in batch
+ * order. When an item is refused after it was planned, its sequence falls back to planned = committed on
+ * every layer and its epoch moves on: every later item planned in the old epoch must be answered POSITION
+ * (kv_item_is_stale).
  *
- * Destruction. A freed sequence, and all sequences of a closed session, become zombies: no handle or id finds them,
- * their blocks are given back at most a bounded number a turn (kv_domain_release), and the object itself goes when no
- * planned item names it.
+ * Destruction. A freed sequence, and all sequences of a closed session, become zombies: no handle or id finds
+ * them, their blocks are given back at most a bounded number a turn (kv_domain_release), and the object
+ * itself goes when no planned item names it.
  *
- * Bounds. No call does work in proportion to a session's or a table's size: what is more than a small constant is
- * left to kv_domain_release(). DESIGN.md lists what is kept for that.
+ * Bounds. No call does work in proportion to a session's or a table's size: what is more than a small
+ * constant is left to kv_domain_release(). DESIGN.md lists what is kept for that.
  *
  * Everything is bounded and taken at creation. Loop thread only.
  */
@@ -52,19 +53,22 @@ struct kv_pool {
 	uint64_t arena_offset, arena_bytes;
 	struct kv_block_pool blocks[KV_GROUPS_MAX];
 	struct kv_table_arena tables;
-	struct kv_list sessions;  /* kv_session.in_pool */
-	struct kv_list zombies;   /* kv_sequence.in_session: sequences being taken apart */
-	struct kv_list waiting;   /* private; kv_sequence.in_session: zombies without blocks that items still name */
-	struct kv_list closing;   /* private; kv_session.in_pool: closed, some sequences not in zombies yet */
-	struct kv_list surplus;   /* private; kv_sequence.in_surplus: tables longer than the lengths need */
+	struct kv_list sessions; /* kv_session.in_pool */
+	struct kv_list zombies;  /* kv_sequence.in_session: sequences being taken apart */
+	struct kv_list
+		waiting; /* private; kv_sequence.in_session: zombies without blocks that items still name */
+	struct kv_list closing; /* private; kv_session.in_pool: closed, some sequences not in zombies yet */
+	struct kv_list surplus; /* private; kv_sequence.in_surplus: tables longer than the lengths need */
 	uint32_t n_sessions, n_sequences, n_zombies; /* open sessions; their sequences; all other sequences */
-	uint64_t n_tokens_committed;   /* sum over sequences of the least layer length */
-	uint64_t *layer_tokens;        /* [n_layers] committed tokens, summed over sequences: the memory report */
-	uint64_t *session_tokens;      /* private: [sessions_max, n_layers] the same per session slot */
+	uint64_t n_tokens_committed;                 /* sum over sequences of the least layer length */
+	uint64_t *layer_tokens;   /* [n_layers] committed tokens, summed over sequences: the memory report */
+	uint64_t *session_tokens; /* private: [sessions_max, n_layers] the same per session slot */
 	struct kv_sequence_slab *slab; /* private to sequence_slab.c */
 };
 
-/* CLOSING: no handle finds it any more; its slot is not used again until its sequences have become zombies. */
+/*
+ * CLOSING: no handle finds it any more; its slot is not used again until its sequences have become zombies.
+ */
 enum kv_session_state { KV_SESSION_FREE, KV_SESSION_OPEN, KV_SESSION_CLOSING };
 
 struct kv_session {
@@ -80,11 +84,11 @@ struct kv_session {
 	uint32_t sequences_max, tokens_max;
 	uint32_t n_sequences;
 	uint32_t n_blocks_reserved[KV_GROUPS_MAX]; /* what is left of its reservation */
-	uint32_t n_queued;      /* requests accepted and not sealed: the server's count */
-	uint32_t n_outstanding; /* requests accepted and not answered: the server's count */
+	uint32_t n_queued;                         /* requests accepted and not sealed: the server's count */
+	uint32_t n_outstanding;         /* requests accepted and not answered: the server's count */
 	uint64_t n_rows_in, n_rows_out; /* rows of finished items, one per layer and token */
 	uint64_t n_queries;             /* query rows of finished items */
-	struct kv_list sequences; /* kv_sequence.in_session, oldest first */
+	struct kv_list sequences;       /* kv_sequence.in_session, oldest first */
 	struct kv_list_node in_pool;
 	uint64_t seal_mark; /* scheduler's scratch */
 };
@@ -110,9 +114,12 @@ struct kv_sequence {
 };
 
 /* `random` outlives the domain. */
-KV_MUST_CHECK enum kv_status kv_domain_create(
-	const struct kv_domain_limits *limits, struct kv_random *random, struct kv_domain **out, struct kv_error *err);
-/* NULL allowed. Everything in it goes; its backend pools were destroyed before, and no item is used afterwards. */
+KV_MUST_CHECK enum kv_status kv_domain_create(const struct kv_domain_limits *limits, struct kv_random *random,
+	struct kv_domain **out, struct kv_error *err);
+/*
+ * NULL allowed. Everything in it goes; its backend pools were destroyed before, and no item is used
+ * afterwards.
+ */
 void kv_domain_destroy(struct kv_domain *domain);
 /* Random per start, never 0. */
 uint64_t kv_domain_boot_id(const struct kv_domain *domain);
@@ -120,9 +127,11 @@ uint64_t kv_domain_boot_id(const struct kv_domain *domain);
 /* ---- pools (domain_pool.c) ---- */
 /* Takes spec and the backend pool over on success. EXISTS, LIMIT, NO_MEMORY. */
 KV_MUST_CHECK enum kv_status kv_domain_pool_add(struct kv_domain *domain, struct kv_pool_spec *spec,
-	struct kv_backend_pool *backend_pool, uint64_t arena_offset, uint64_t arena_bytes, struct kv_pool **out,
-	struct kv_error *err);
-/* BAD_STATE (with the reason) while it has sessions; BUSY_RETRY while zombies or blocks in flight are left. */
+	struct kv_backend_pool *backend_pool, uint64_t arena_offset, uint64_t arena_bytes,
+	struct kv_pool **out, struct kv_error *err);
+/*
+ * BAD_STATE (with the reason) while it has sessions; BUSY_RETRY while zombies or blocks in flight are left.
+ */
 KV_MUST_CHECK enum kv_status kv_domain_pool_check_remove(const struct kv_pool *pool, struct kv_error *err);
 /* After check_remove() said OK and the backend pool is destroyed. */
 void kv_domain_pool_remove(struct kv_pool *pool);
@@ -138,34 +147,43 @@ struct kv_open_params {
 	uint32_t name_bytes;
 	uint64_t tenant, owner_id;
 	uint16_t priority;
-	uint32_t lease_ms, reserve_blocks, sequences_max, tokens_max; /* 0 = default, or none for reserve_blocks */
+	uint32_t lease_ms, reserve_blocks, sequences_max,
+		tokens_max; /* 0 = default, or none for reserve_blocks */
 };
 /*
- * EXISTS (name in use by the tenant), LIMIT (sessions; reserve_blocks above the pool), POOL_FULL; BUSY_RETRY when all
- * slots are taken but closed sessions are still being taken apart. lease_ms, sequences_max and tokens_max above the
- * domain's or pool's bound are lowered to it. reserve_blocks are set aside in every group; taking blocks uses the
- * reservation up first, and what is given back later goes to everybody. err may be NULL.
+ * EXISTS (name in use by the tenant), LIMIT (sessions; reserve_blocks above the pool), POOL_FULL; BUSY_RETRY
+ * when all slots are taken but closed sessions are still being taken apart. lease_ms, sequences_max and
+ * tokens_max above the domain's or pool's bound are lowered to it. reserve_blocks are set aside in every
+ * group; taking blocks uses the reservation up first, and what is given back later goes to everybody. err may
+ * be NULL.
  */
 KV_MUST_CHECK enum kv_status kv_session_open(struct kv_domain *domain, const struct kv_open_params *params,
 	uint64_t now_ns, struct kv_session **out, struct kv_error *err);
-/* By name and tenant: the caller becomes the owner, the old one is fenced, the lease starts anew. NOT_FOUND,
- * SESSION_EXPIRED (until its slot or its name is used again). */
-KV_MUST_CHECK enum kv_status kv_session_attach(struct kv_domain *domain, const char *name, uint32_t name_bytes,
-	uint64_t tenant, uint64_t owner_id, uint64_t now_ns, struct kv_session **out);
+/*
+ * By name and tenant: the caller becomes the owner, the old one is fenced, the lease starts anew. NOT_FOUND,
+ * SESSION_EXPIRED (until its slot or its name is used again).
+ */
+KV_MUST_CHECK enum kv_status kv_session_attach(struct kv_domain *domain, const char *name,
+	uint32_t name_bytes, uint64_t tenant, uint64_t owner_id, uint64_t now_ns, struct kv_session **out);
 /* By handle: NOT_FOUND (0), STALE_EPOCH, STALE_HANDLE, SESSION_EXPIRED. */
-KV_MUST_CHECK enum kv_status kv_session_find(struct kv_domain *domain, uint64_t handle, struct kv_session **out);
+KV_MUST_CHECK enum kv_status kv_session_find(
+	struct kv_domain *domain, uint64_t handle, struct kv_session **out);
 void kv_session_renew(struct kv_session *session, uint64_t now_ns);
 /*
- * The handle stops working at once and its sequences become zombies. The caller guarantees n_queued == 0; items that
- * are in submitted batches stay valid through their sequence pointers. is_expired: later finds say SESSION_EXPIRED.
+ * The handle stops working at once and its sequences become zombies. The caller guarantees n_queued == 0;
+ * items that are in submitted batches stay valid through their sequence pointers. is_expired: later finds say
+ * SESSION_EXPIRED.
  */
 void kv_session_close(struct kv_domain *domain, struct kv_session *session, bool is_expired);
 /*
- * Closes at most n_max sessions whose lease has ended and that have nothing outstanding; returns how many. One with
- * something outstanding is looked at again 10 ms later.
+ * Closes at most n_max sessions whose lease has ended and that have nothing outstanding; returns how many.
+ * One with something outstanding is looked at again 10 ms later.
  */
 uint32_t kv_session_expire(struct kv_domain *domain, uint64_t now_ns, uint32_t n_max);
-/* When kv_session_expire() may have something to do: never late, may be early. UINT64_MAX: no session is open. */
+/*
+ * When kv_session_expire() may have something to do: never late, may be early. UINT64_MAX: no session is
+ * open.
+ */
 uint64_t kv_session_next_expiry_ns(const struct kv_domain *domain);
 /* Iteration by slot: the first open session with slot >= *slot; moves *slot behind it; NULL at the end. */
 struct kv_session *kv_session_next(struct kv_domain *domain, uint32_t *slot);
@@ -190,7 +208,7 @@ struct kv_item {
 	/* as planned */
 	struct kv_sequence *sequence; /* NULL when planning refused it */
 	uint32_t epoch;
-	uint32_t seen;                    /* decode: tokens visible to the last row */
+	uint32_t seen;                 /* decode: tokens visible to the last row */
 	uint32_t token_first, q_first; /* this item's first token and query row in the frame */
 	/* as done */
 	uint16_t status; /* enum kv_status */
@@ -201,17 +219,18 @@ struct kv_item {
 };
 
 /*
- * Plans one item of a frame on layers [layer_first, layer_first + n_layers), which the caller has checked against
- * the spec; one layer when it decodes. Appending: the sequence exists (or KV_ITEM_CREATE is set and it is created at
- * position 0), position equals the planned length on every layer of the frame, tokens_max holds, blocks are taken at
- * once or not at all. Then planned moves. Decoding: the length seen is at most planned on the layer. Reading:
- * [position, position + n_tokens) is committed or planned on every layer.
+ * Plans one item of a frame on layers [layer_first, layer_first + n_layers), which the caller has checked
+ * against the spec; one layer when it decodes. Appending: the sequence exists (or KV_ITEM_CREATE is set and
+ * it is created at position 0), position equals the planned length on every layer of the frame, tokens_max
+ * holds, blocks are taken at once or not at all. Then planned moves. Decoding: the length seen is at most
+ * planned on the layer. Reading: [position, position + n_tokens) is committed or planned on every layer.
  *
- * Sets item->status, and on OK sequence, epoch, seen and n_items; on a refusal nothing changed (sequence is NULL) and
- * item->length says what was expected (POSITION, with item->layer the first layer that differs) or is committed.
- * Statuses: NOT_FOUND, EXISTS (CREATE of a sequence that has rows), POSITION, LEN_LIMIT, POOL_FULL (retry_after_ms
- * set), LIMIT (sequences, table entries), BUSY_RETRY (sequences, while freed ones are still being taken apart),
- * BAD_ARG (id 0; nothing to do; q_len above what is seen, except one row over nothing).
+ * Sets item->status, and on OK sequence, epoch, seen and n_items; on a refusal nothing changed (sequence is
+ * NULL) and item->length says what was expected (POSITION, with item->layer the first layer that differs) or
+ * is committed. Statuses: NOT_FOUND, EXISTS (CREATE of a sequence that has rows), POSITION, LEN_LIMIT,
+ * POOL_FULL (retry_after_ms set), LIMIT (sequences, table entries), BUSY_RETRY (sequences, while freed ones
+ * are still being taken apart), BAD_ARG (id 0; nothing to do; q_len above what is seen, except one row over
+ * nothing).
  *
  * A sequence created by an item that is refused later stays, without rows; CREATE may be used on it again.
  */
@@ -220,11 +239,12 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 /* True when its sequence fell back after it was planned: no work may be submitted, the answer is POSITION. */
 bool kv_item_is_stale(const struct kv_item *item);
 /*
- * The item is over. Items of one sequence are finished in the order in which they were planned. item->status OK:
- * appended tokens are committed. Otherwise, if it appended, its sequence falls back; a failed decode or read changes
- * nothing. item->length becomes the least committed length over the frame's layers. A stale item becomes POSITION
- * with the planned length, except that CANCELLED, DEADLINE and DEVICE_LOST stay. Does nothing for items that planning
- * refused. Ends the item's hold on the sequence and clears item->sequence: careful, the sequence may be gone below.
+ * The item is over. Items of one sequence are finished in the order in which they were planned. item->status
+ * OK: appended tokens are committed. Otherwise, if it appended, its sequence falls back; a failed decode or
+ * read changes nothing. item->length becomes the least committed length over the frame's layers. A stale item
+ * becomes POSITION with the planned length, except that CANCELLED, DEADLINE and DEVICE_LOST stay. Does
+ * nothing for items that planning refused. Ends the item's hold on the sequence and clears item->sequence:
+ * careful, the sequence may be gone below.
  */
 void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layers);
 
@@ -232,17 +252,22 @@ struct kv_sequence *kv_sequence_find(struct kv_session *session, uint64_t sequen
 /* Least and greatest committed length over the layers. */
 void kv_sequence_lengths(const struct kv_sequence *sequence, uint32_t *length_min, uint32_t *length_max);
 /* Only with nothing outstanding on the session. Every layer becomes min(length, n). NOT_FOUND. */
-KV_MUST_CHECK enum kv_status kv_sequence_truncate(struct kv_session *session, uint64_t sequence_id, uint32_t length);
+KV_MUST_CHECK enum kv_status kv_sequence_truncate(
+	struct kv_session *session, uint64_t sequence_id, uint32_t length);
 /* Only with nothing outstanding on the session. The sequence becomes a zombie. NOT_FOUND. */
 KV_MUST_CHECK enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id);
-/* The up to n_max sequences with the smallest ids >= from, ascending; returns how many. *next = following id or 0. */
+/*
+ * The up to n_max sequences with the smallest ids >= from, ascending; returns how many. *next = following id
+ * or 0.
+ */
 uint32_t kv_sequence_list(
 	struct kv_session *session, uint64_t from, struct kv_sequence *out[], uint32_t n_max, uint64_t *next);
 
 /*
- * Takes zombies apart and cuts tables that are longer than their lengths need: gives back at most n_blocks_max blocks
- * over all pools, pools taking turns; returns how many. Blocks that TRUNCATE and refused items gave back at once
- * since the last call (at most KV_CUT_BLOCKS_MAX) come off this bound, so a turn's sum has it too.
+ * Takes zombies apart and cuts tables that are longer than their lengths need: gives back at most
+ * n_blocks_max blocks over all pools, pools taking turns; returns how many. Blocks that TRUNCATE and refused
+ * items gave back at once since the last call (at most KV_CUT_BLOCKS_MAX) come off this bound, so a turn's
+ * sum has it too.
  */
 #define KV_CUT_BLOCKS_MAX 512u
 uint32_t kv_domain_release(struct kv_domain *domain, uint32_t n_blocks_max);

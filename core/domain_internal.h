@@ -1,5 +1,6 @@
 /*
- * The domain from inside: what domain*.c, session*.c, sequence*.c, report.c and audit.c share. Nobody else includes it.
+ * The domain from inside: what domain*.c, session*.c, sequence*.c, report.c and audit.c share. Nobody else
+ * includes it.
  */
 #ifndef CORE_DOMAIN_INTERNAL_H
 #define CORE_DOMAIN_INTERNAL_H
@@ -27,9 +28,9 @@ struct kv_session_slot {
 	bool is_expired; /* closed by the end of its lease; until the slot is used again */
 	bool is_named;   /* in domain->names: open with a name, or expired with one */
 	uint64_t name_hash;
-	uint32_t free_next; /* slot, KV_SLOT_NONE at the end */
-	uint32_t heap_idx;  /* in domain->leases */
-	uint64_t lease_key_ns; /* at most lease_end_ns, except right after KV_EXPIRY_RETRY_NS was added */
+	uint32_t free_next;       /* slot, KV_SLOT_NONE at the end */
+	uint32_t heap_idx;        /* in domain->leases */
+	uint64_t lease_key_ns;    /* at most lease_end_ns, except right after KV_EXPIRY_RETRY_NS was added */
 	struct kv_sequence *tree; /* by id */
 	uint64_t *layer_tokens;   /* [n_layers], in pool->session_tokens */
 	uint64_t n_tokens_committed;
@@ -43,12 +44,12 @@ struct kv_domain {
 	uint16_t boot_tag;
 	struct kv_hash_key hash_key;
 	uint64_t name_seed;
-	uint64_t tree_state; /* of the generator of tree priorities; never 0 */
+	uint64_t tree_state;                 /* of the generator of tree priorities; never 0 */
 	struct kv_pool *pools[KV_POOLS_MAX]; /* [n_pools] in order of creation */
 	uint32_t n_pools;
-	struct kv_session_slot *slots; /* [sessions_max] */
-	uint64_t *open_bits;           /* bit per slot: OPEN */
-	uint32_t n_slots_touched;      /* slots from here on were never used */
+	struct kv_session_slot *slots;  /* [sessions_max] */
+	uint64_t *open_bits;            /* bit per slot: OPEN */
+	uint32_t n_slots_touched;       /* slots from here on were never used */
 	uint32_t free_first, free_last; /* slots that may be used again, longest free first */
 	uint32_t n_sessions, n_closing;
 	struct kv_hash_index names, owners; /* ids are slots */
@@ -94,14 +95,17 @@ struct kv_sequence_slab {
 	uint32_t *lengths;             /* [n_max, 2, n_layers]: planned, committed */
 	uint32_t *free_ids;            /* stack [n_freed] */
 	uint32_t n_max, n_layers, n_freed, n_touched, n_used;
-	struct kv_hash_index index; /* by session slot and sequence id: live ones and those of closing sessions */
+	struct kv_hash_index
+		index; /* by session slot and sequence id: live ones and those of closing sessions */
 };
 KV_MUST_CHECK enum kv_status kv_sequence_slab_create(
 	uint32_t n_max, uint32_t n_layers, struct kv_sequence_slab **out, struct kv_error *err);
 void kv_sequence_slab_destroy(struct kv_sequence_slab *slab);
 /* A new, empty sequence of the session. The caller has checked the limits. */
 struct kv_sequence *kv_sequence_add(struct kv_session *session, uint64_t sequence_id, uint64_t now_ns);
-/* Takes it off its session's index and list; it is a zombie now. Sums and counts are the caller's business. */
+/*
+ * Takes it off its session's index and list; it is a zombie now. Sums and counts are the caller's business.
+ */
 void kv_sequence_bury(struct kv_sequence *sequence);
 /* Recycles a zombie that has no blocks and that no item names. */
 void kv_sequence_recycle(struct kv_sequence *sequence);

@@ -22,8 +22,8 @@ static void pool_destroy(struct kv_pool *pool)
 }
 
 /*
- * Chunks that are enough as long as every block is in one table: full ones, and one that is not full for every table
- * that has a block at all.
+ * Chunks that are enough as long as every block is in one table: full ones, and one that is not full for
+ * every table that has a block at all.
  */
 static uint32_t chunks_max(const struct kv_pool_spec *spec, uint32_t sequences_max)
 {
@@ -83,8 +83,8 @@ enum kv_status kv_domain_pool_add(struct kv_domain *domain, struct kv_pool_spec 
 	if (kv_domain_pool_by_name(domain, spec->name, (uint32_t)strlen(spec->name)))
 		return kv_fail(err, KV_EXISTS, "pool \"%s\" exists already", spec->name);
 	if (domain->n_pools == KV_POOLS_MAX)
-		return kv_fail(err, KV_LIMIT, "pool \"%s\": there are %u pools already", spec->name,
-			KV_POOLS_MAX);
+		return kv_fail(
+			err, KV_LIMIT, "pool \"%s\": there are %u pools already", spec->name, KV_POOLS_MAX);
 
 	struct kv_pool *pool = kv_alloc(1, sizeof(*pool));
 
@@ -121,8 +121,8 @@ enum kv_status kv_domain_pool_check_remove(const struct kv_pool *pool, struct kv
 	if (pool->n_sessions > 0)
 		return kv_fail(err, KV_BAD_STATE, "pool \"%s\" has %u open sessions", name, pool->n_sessions);
 	if (pool->n_zombies > 0 || !kv_list_is_empty(&pool->closing))
-		return kv_fail(err, KV_BUSY_RETRY, "pool \"%s\": closed sessions are still being taken apart",
-			name);
+		return kv_fail(
+			err, KV_BUSY_RETRY, "pool \"%s\": closed sessions are still being taken apart", name);
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
 

@@ -1,9 +1,9 @@
 /*
  * Hash index: finds ids of an array by a 64-bit hash, with chains threaded through a second array.
  *
- * It holds no keys: the caller walks the ids of one hash and compares. All memory is taken by init and becomes
- * resident once used. Hashes must come from kv_hash_pair() or be as hard to guess: what clients choose must not be
- * able to make long chains. Loop thread only.
+ * It holds no keys: the caller walks the ids of one hash and compares. All memory is taken by init and
+ * becomes resident once used. Hashes must come from kv_hash_pair() or be as hard to guess: what clients
+ * choose must not be able to make long chains. Loop thread only.
  */
 #ifndef CORE_HASH_INDEX_H
 #define CORE_HASH_INDEX_H
@@ -40,8 +40,9 @@ struct kv_hash_key {
 };
 void kv_hash_key_init(struct kv_hash_key *key, struct kv_random *random);
 /*
- * Multiply-shift with 128-bit random factors: two different pairs fall into the same of 2^b heads with probability
- * 2^-b over the choice of the key, whatever the pairs are. All 64 bits may be used, the upper ones are meant.
+ * Multiply-shift with 128-bit random factors: two different pairs fall into the same of 2^b heads with
+ * probability 2^-b over the choice of the key, whatever the pairs are. All 64 bits may be used, the upper
+ * ones are meant.
  */
 uint64_t kv_hash_pair(const struct kv_hash_key *key, uint64_t a, uint64_t b);
 

@@ -25,6 +25,8 @@ void *kv_alloc(size_t n, size_t size)
 		return NULL;
 	if (n == 0 || size == 0)
 		return calloc(1, 1);
+	if (n > PTRDIFF_MAX / size)
+		return NULL; /* calloc() would notice, too, but sanitizers stop there */
 	return calloc(n, size);
 }
 

@@ -63,7 +63,7 @@ double kv_mt19937_uniform(struct kv_mt19937 *generator)
 /* u1 is in (0, 1], so its logarithm is finite. */
 static void make_normals(double block[16])
 {
-	const double two_pi = 2 * acos(-1.0);
+	const double two_pi = 0x1.921fb54442d18p+2;
 
 	for (uint32_t j = 0; j < 8; j++) {
 		const double u1 = 1 - block[j], u2 = block[j + 8];

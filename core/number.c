@@ -16,6 +16,8 @@ _Static_assert(FLT_MANT_DIG == 24 && DBL_MANT_DIG == 53, "stored bytes need IEEE
 #define F32_INFINITY  0x7F800000u
 #define F16_INFINITY  0x7C00u
 #define F16_QUIET_NAN 0x7E00u
+#define E4M3_MAX      0x7Eu
+#define E4M3_NAN      0x7Fu
 
 uint32_t kv_dtype_bytes(enum kv_dtype dtype)
 {
@@ -103,6 +105,35 @@ float kv_f16_to_f32(uint16_t half)
 	if (exponent == 0x1Fu)
 		return kv_f32_from_bits(sign | F32_INFINITY | mantissa << 13);
 	return kv_f32_from_bits(sign | (exponent + 112u) << 23 | mantissa << 13);
+}
+
+uint8_t kv_f32_to_e4m3(float value)
+{
+	const uint32_t bits = kv_f32_bits(value);
+	const uint32_t abs = bits & F32_ABS_MASK;
+	const uint32_t sign = bits >> 24 & 0x80u;
+
+	if (abs > F32_INFINITY)
+		return (uint8_t)(sign | E4M3_NAN);
+	if (abs >= 0x43E00000u) /* 448 */
+		return (uint8_t)(sign | E4M3_MAX);
+	if (abs >= 0x3C800000u) {
+		/* 2^-6 and up: rebias the exponent by 127 - 7, drop 20 bits. */
+		const uint32_t rebiased = abs - (120u << 23);
+
+		return (uint8_t)(sign | (rebiased + 0x7FFFFu + (rebiased >> 20 & 1u)) >> 20);
+	}
+	if (abs < 0x3A800000u) /* below 2^-10: less than half of the smallest subnormal */
+		return (uint8_t)sign;
+
+	/* Subnormal: the value is mantissa * 2^(exponent - 150), a unit is 2^-9. */
+	const uint32_t exponent = abs >> 23;
+	const uint32_t mantissa = (abs & 0x7FFFFFu) | 0x800000u;
+	const uint32_t shift = 141u - exponent; /* 21 to 24 */
+	const uint32_t kept = mantissa >> shift;
+	const uint32_t half_unit = 1u << (shift - 1);
+
+	return (uint8_t)(sign | (mantissa + half_unit - 1u + (kept & 1u)) >> shift);
 }
 
 void kv_rows_load_f32(enum kv_dtype dtype, const void *src, size_t n, float *dst)

@@ -50,8 +50,16 @@ static inline bool kv_f32_is_finite(float value)
 }
 
 uint16_t kv_f32_to_bf16(float value);
+/* From here on, either sign, a value becomes an infinite float16. */
+#define KV_F16_OVERFLOW 65520.0f
 uint16_t kv_f32_to_f16(float value);
 float kv_f16_to_f32(uint16_t half);
+/*
+ * OCP E4M3: sign, 4 exponent bits, 3 mantissa bits; no infinity, 0x7F and 0xFF are NaN, the largest number is
+ * 448. Saturating: anything beyond it, infinity included, becomes 448. NaN stays NaN. The sign is always kept.
+ */
+#define KV_E4M3_MAX 448.0f
+uint8_t kv_f32_to_e4m3(float value);
 
 static inline float kv_bf16_to_f32(uint16_t bfloat)
 {

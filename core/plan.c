@@ -1,9 +1,10 @@
 /*
- * Area: op arrays and results first, each KV_PLAN_ITEMS_MAX long, then slots and tables in the order in which items
- * are added. Every part begins at a multiple of PART_ALIGN, so that a device can read it in whole words.
+ * Area: op arrays and results first, each KV_PLAN_ITEMS_MAX long, then slots and tables in the order in which
+ * items are added. Every part begins at a multiple of PART_ALIGN, so that a device can read it in whole
+ * words.
  *
- * Which blocks a plan holds in flight is not stored: it follows from the slots of its updates and transfers and the
- * tables of its decodes, which nobody changes before kv_plan_end().
+ * Which blocks a plan holds in flight is not stored: it follows from the slots of its updates and transfers
+ * and the tables of its decodes, which nobody changes before kv_plan_end().
  */
 #include "core/plan.h"
 
@@ -190,11 +191,11 @@ static uint64_t row_bytes(uint8_t dtype, const struct kv_row_codec *codec)
 }
 
 /*
- * Slots of tokens [item->position, + n_tokens) in every group that the frame's layers touch. The others get `unused`:
- * nobody reads them, and their tables may not reach so far.
+ * Slots of tokens [item->position, + n_tokens) in every group that the frame's layers touch. The others get
+ * `unused`: nobody reads them, and their tables may not reach so far.
  */
-static int64_t *add_slots(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
-	int64_t unused)
+static int64_t *add_slots(
+	struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item, int64_t unused)
 {
 	const struct kv_pool *pool = plan->pool;
 	const uint32_t block_size = pool->spec->block_size;
@@ -223,8 +224,8 @@ static int64_t *add_slots(struct kv_plan *plan, const struct kv_frame_rows *fram
 				entry_first = entry;
 				entry_end = entry + n;
 			}
-			group_slots[t] = (int64_t)entries[entry - entry_first] * block_size +
-				position % block_size;
+			group_slots[t] =
+				(int64_t)entries[entry - entry_first] * block_size + position % block_size;
 		}
 	}
 	return slots;
@@ -293,10 +294,10 @@ static void add_decode(struct kv_plan *plan, const struct kv_frame_rows *frame, 
 	const struct kv_pool_spec *spec = pool->spec;
 	const struct kv_layer_spec *layer = &spec->layers[frame->layer_first];
 	const uint32_t n_table = kv_div_up_u32(item->seen, spec->block_size);
-	const uint64_t q_row_bytes = (uint64_t)kv_dtype_bytes((enum kv_dtype)frame->q_dtype) * spec->q_heads *
-		spec->k_head_dim;
-	const uint64_t out_row_bytes = (uint64_t)kv_dtype_bytes((enum kv_dtype)frame->out_dtype) *
-		spec->q_heads * spec->v_head_dim;
+	const uint64_t q_row_bytes =
+		(uint64_t)kv_dtype_bytes((enum kv_dtype)frame->q_dtype) * spec->q_heads * spec->k_head_dim;
+	const uint64_t out_row_bytes =
+		(uint64_t)kv_dtype_bytes((enum kv_dtype)frame->out_dtype) * spec->q_heads * spec->v_head_dim;
 	uint32_t *table = take_part(plan, n_table, sizeof(table[0]));
 	struct kv_decode_op *op = &plan->batch.decodes[plan->batch.n_decodes++];
 
@@ -390,8 +391,7 @@ static uint8_t state_before(const struct kv_candidate candidates[], uint32_t i, 
 	return PICKED;
 }
 
-uint32_t kv_plan_pick(
-	const struct kv_candidate candidates[], uint32_t n, uint32_t order[], uint8_t scratch[])
+uint32_t kv_plan_pick(const struct kv_candidate candidates[], uint32_t n, uint32_t order[], uint8_t scratch[])
 {
 	uint32_t n_picked = 0;
 

@@ -1,10 +1,10 @@
 /*
  * Planning a batch: pure functions from planned items to the ops of backend.h.
  *
- * A plan wraps one batch and its area. Items are added in order until the area or a limit is full; slots, block
- * tables and results are written into the area, and the blocks that the batch names are counted as in flight, so
- * that closing or freeing meanwhile can only make them "draining". kv_plan_end() takes the counts back after reap().
- * Loop thread only.
+ * A plan wraps one batch and its area. Items are added in order until the area or a limit is full; slots,
+ * block tables and results are written into the area, and the blocks that the batch names are counted as in
+ * flight, so that closing or freeing meanwhile can only make them "draining". kv_plan_end() takes the counts
+ * back after reap(). Loop thread only.
  */
 #ifndef CORE_PLAN_H
 #define CORE_PLAN_H
@@ -46,16 +46,20 @@ uint64_t kv_plan_area_bytes(const struct kv_pool_spec *spec, uint64_t row_bytes_
 /* Starts an empty plan for one pool in the given area. */
 void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes);
 /*
- * Adds one planned item; its result gets index *result_idx. False: it does not fit any more (never for the first
- * item of a plan whose area is at least kv_plan_area_bytes()); nothing changed then. Items that must not do work
- * (stale, cancelled) are not added by the caller.
+ * Adds one planned item; its result gets index *result_idx. False: it does not fit any more (never for the
+ * first item of a plan whose area is at least kv_plan_area_bytes()); nothing changed then. Items that must
+ * not do work (stale, cancelled) are not added by the caller.
  */
-bool kv_plan_add(
-	struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item, uint32_t *result_idx);
-/* After reap() (or instead of submit()): the blocks are not in flight any more. The plan is empty afterwards. */
+bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+	uint32_t *result_idx);
+/*
+ * After reap() (or instead of submit()): the blocks are not in flight any more. The plan is empty afterwards.
+ */
 void kv_plan_end(struct kv_plan *plan);
 
-/* Calls visit() for every block that the plan counts as in flight, as often as it counts it. For the audit. */
+/*
+ * Calls visit() for every block that the plan counts as in flight, as often as it counts it. For the audit.
+ */
 struct kv_plan_visitor {
 	void (*visit)(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx);
 };
@@ -72,6 +76,7 @@ struct kv_candidate {
  * within a session never changes. Writes indices into `order`, returns their number (at most n). `scratch` is
  * [n] bytes. O(n * n) only within one session's share; n is at most the number of request slots.
  */
-uint32_t kv_plan_pick(const struct kv_candidate candidates[], uint32_t n, uint32_t order[], uint8_t scratch[]);
+uint32_t kv_plan_pick(
+	const struct kv_candidate candidates[], uint32_t n, uint32_t order[], uint8_t scratch[]);
 
 #endif

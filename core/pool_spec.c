@@ -91,7 +91,7 @@ static void describe(const json_t *value, char out[static 96])
 		snprintf(out, 96, " \"%s\"", text);
 	} else {
 		snprintf(out, 96, " is %s",
-			json_is_array(value)          ? "an array"
+			json_is_array(value)            ? "an array"
 				: json_is_object(value) ? "an object"
 				: json_is_true(value)   ? "true"
 				: json_is_false(value)  ? "false"
@@ -112,8 +112,8 @@ static enum kv_status refuse(
 /* ---- members ---- */
 
 /* An integer in [min, max]; a missing one is refused. */
-static enum kv_status read_integer(const struct reader *reader, const char *member, uint64_t min,
-	uint64_t max, uint64_t *out)
+static enum kv_status read_integer(
+	const struct reader *reader, const char *member, uint64_t min, uint64_t max, uint64_t *out)
 {
 	const json_t *value = json_object_get(reader->json, member);
 	char expected[80];
@@ -173,14 +173,14 @@ static enum kv_status check_members(const struct reader *reader)
 	json_t *value;
 
 	/* jansson's iteration takes a pointer that is not const, and changes nothing. */
-	json_object_foreach((json_t *)reader->json, key, value) {
+	json_object_foreach ((json_t *)reader->json, key, value) {
 		char name[72];
 
 		if (kv_pool_member_find(key, (uint32_t)strlen(key)))
 			continue;
 		quote(key, name);
-		return kv_fail(reader->err, KV_BAD_CONFIG, "pool \"%s\": unknown member \"%s\"", reader->pool,
-			name);
+		return kv_fail(
+			reader->err, KV_BAD_CONFIG, "pool \"%s\": unknown member \"%s\"", reader->pool, name);
 	}
 	return KV_OK;
 }
@@ -205,7 +205,8 @@ static enum kv_status read_head_dims(const struct reader *reader, struct kv_pool
 	if (has_member(reader, "k_head_dim") || has_member(reader, "v_head_dim")) {
 		if (has_member(reader, "head_dim"))
 			return kv_fail(reader->err, KV_BAD_CONFIG,
-				"pool \"%s\": head_dim: expected either head_dim or k_head_dim and v_head_dim",
+				"pool \"%s\": head_dim: expected either head_dim or k_head_dim and "
+				"v_head_dim",
 				reader->pool);
 		status = read_one_dim(reader, "k_head_dim", &spec->k_head_dim);
 		return status == KV_OK ? read_one_dim(reader, "v_head_dim", &spec->v_head_dim) : status;
@@ -357,8 +358,8 @@ static enum kv_status read_groups(const struct reader *reader, struct made_spec 
 /* ---- rows ---- */
 
 /* A format that this head_dim can have. */
-static enum kv_status read_format(const struct reader *reader, const char *member, uint32_t head_dim,
-	const struct kv_format **format)
+static enum kv_status read_format(
+	const struct reader *reader, const char *member, uint32_t head_dim, const struct kv_format **format)
 {
 	const json_t *value = json_object_get(reader->json, member);
 	struct kv_error cause = { 0 };
@@ -384,8 +385,8 @@ static enum kv_status read_format(const struct reader *reader, const char *membe
 }
 
 /* K and V share a rotation when their dims agree (FORMATS 1). */
-static enum kv_status make_rotation(
-	struct made_spec *made, uint32_t head_dim, uint64_t seed, struct kv_rotation **out, struct kv_error *err)
+static enum kv_status make_rotation(struct made_spec *made, uint32_t head_dim, uint64_t seed,
+	struct kv_rotation **out, struct kv_error *err)
 {
 	struct kv_rotation **slot = made->rotations[0] ? &made->rotations[1] : &made->rotations[0];
 
@@ -482,8 +483,8 @@ static enum kv_status read_spec(struct reader *reader, struct made_spec *made)
 		return status;
 	made->layers = kv_alloc(spec->n_layers, sizeof(*made->layers));
 	if (!made->layers)
-		return kv_fail(reader->err, KV_NO_MEMORY, "pool \"%s\": %u layers", reader->pool,
-			spec->n_layers);
+		return kv_fail(
+			reader->err, KV_NO_MEMORY, "pool \"%s\": %u layers", reader->pool, spec->n_layers);
 	spec->layers = made->layers;
 	status = read_groups(reader, made);
 	if (status == KV_OK)

@@ -1,12 +1,12 @@
 /*
  * Pool specification: the geometry, formats and options of one pool, fixed when the pool is made.
  *
- * Made from the pool's JSON (the schema of the configuration's `pools` entries and of POST /v1/pools); everything
- * that a backend or a client has to know about rows follows from it. Immutable after creation, so any thread may
- * read it. Creating one computes rotations: call it where computing is allowed.
+ * Made from the pool's JSON (the schema of the configuration's `pools` entries and of POST /v1/pools);
+ * everything that a backend or a client has to know about rows follows from it. Immutable after creation, so
+ * any thread may read it. Creating one computes rotations: call it where computing is allowed.
  *
- * The canonical JSON (compact, keys sorted, floats as the hex of their float32 bits) holds what decides bytes and
- * results: geometry, groups, formats, options, seeds, model. Not the pool's name, block count or limits.
+ * The canonical JSON (compact, keys sorted, floats as the hex of their float32 bits) holds what decides bytes
+ * and results: geometry, groups, formats, options, seeds, model. Not the pool's name, block count or limits.
  * Fingerprint: XXH3-64 of that text (FORMATS, PROTOCOL 3).
  */
 #ifndef CORE_POOL_SPEC_H
@@ -42,10 +42,12 @@ struct kv_pool_spec {
 	uint32_t block_size; /* tokens: 16, 32 or 64 */
 	uint32_t n_groups;
 	uint32_t n_blocks[KV_GROUPS_MAX]; /* per group */
-	uint32_t tokens_max;              /* per sequence; at most block_size * n_blocks of the smallest group */
+	uint32_t tokens_max; /* per sequence; at most block_size * n_blocks of the smallest group */
 	const struct kv_layer_spec *layers; /* [n_layers] */
-	const struct kv_rotation *rotation; /* of K rows, or of V rows when K is not rotated; NULL when no format rotates */
-	const struct kv_rotation *v_rotation; /* a second one, when both are rotated and their dims differ; else NULL */
+	const struct kv_rotation
+		*rotation; /* of K rows, or of V rows when K is not rotated; NULL when no format rotates */
+	const struct kv_rotation
+		*v_rotation; /* a second one, when both are rotated and their dims differ; else NULL */
 	uint64_t fingerprint;
 	const char *canonical_json; /* zero-terminated */
 	uint32_t canonical_json_bytes;
@@ -58,12 +60,19 @@ struct kv_pool_spec {
  * block_size, blocks; optional: model, seed, scale, tokens_max, groups. Unknown members are refused.
  * BAD_CONFIG names the member and what was expected; UNSUPPORTED a combination that is not served.
  */
-KV_MUST_CHECK enum kv_status kv_pool_spec_create(const json_t *json, struct kv_pool_spec **out, struct kv_error *err);
+KV_MUST_CHECK enum kv_status kv_pool_spec_create(
+	const json_t *json, struct kv_pool_spec **out, struct kv_error *err);
 void kv_pool_spec_destroy(struct kv_pool_spec *spec);
-/* "name=smol,layers=30,..." to the same JSON; BAD_CONFIG names the part that is wrong. json_decref() the result. */
+/*
+ * "name=smol,layers=30,..." to the same JSON; BAD_CONFIG names the part that is wrong. json_decref() the
+ * result.
+ */
 KV_MUST_CHECK enum kv_status kv_pool_spec_parse_short(const char *text, json_t **out, struct kv_error *err);
 
-/* Bytes of all row payload of the pool: what the page tensors take in the row layout of FORMATS 6. False on overflow. */
+/*
+ * Bytes of all row payload of the pool: what the page tensors take in the row layout of FORMATS 6. False on
+ * overflow.
+ */
 bool kv_pool_spec_page_bytes(const struct kv_pool_spec *spec, uint64_t *n_bytes);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * The canonical text of a pool and its fingerprint: what decides bytes and results, nothing else. Members have the
- * names of the pool's JSON where they are in it; what follows from them (matrix, codebook) is there by its hash, so
- * that two ends that compute it differently notice.
+ * The canonical text of a pool and its fingerprint: what decides bytes and results, nothing else. Members
+ * have the names of the pool's JSON where they are in it; what follows from them (matrix, codebook) is there
+ * by its hash, so that two ends that compute it differently notice.
  */
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +37,10 @@ static void hash_floats(XXH3_state_t *state, const float *values, uint32_t n)
 	(void)XXH3_128bits_update(state, bytes, 4 * (size_t)n);
 }
 
-/* json_object_set_new() with NULL for a value that could not be made says so, and takes the value in any case. */
+/*
+ * json_object_set_new() with NULL for a value that could not be made says so, and takes the value in any
+ * case.
+ */
 static bool set(json_t *object, const char *key, json_t *value)
 {
 	return json_object_set_new(object, key, value) == 0;
@@ -118,8 +121,9 @@ static bool fill(json_t *json, const struct kv_pool_spec *spec, const char *mode
 
 	snprintf(scale, sizeof(scale), "%08x", kv_f32_bits(layer->scale));
 	return set(json, "block_size", json_integer(spec->block_size)) &&
-		set(json, "groups", groups_json(spec)) && set(json, "k", json_string(layer->k->format->name)) &&
-		add_codec(json, "k", layer->k) && set(json, "k_head_dim", json_integer(spec->k_head_dim)) &&
+		set(json, "groups", groups_json(spec)) &&
+		set(json, "k", json_string(layer->k->format->name)) && add_codec(json, "k", layer->k) &&
+		set(json, "k_head_dim", json_integer(spec->k_head_dim)) &&
 		set(json, "kv_heads", json_integer(spec->kv_heads)) &&
 		set(json, "layers", json_integer(spec->n_layers)) && set(json, "model", json_string(model)) &&
 		set(json, "q_heads", json_integer(spec->q_heads)) && set(json, "scale", json_string(scale)) &&

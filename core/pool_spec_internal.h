@@ -1,6 +1,6 @@
 /*
- * Pool specification from inside: the members of its JSON, shared by the JSON reader and the short form, and the
- * canonical text. Only pool_spec*.c include it.
+ * Pool specification from inside: the members of its JSON, shared by the JSON reader and the short form, and
+ * the canonical text. Only pool_spec*.c include it.
  */
 #ifndef CORE_POOL_SPEC_INTERNAL_H
 #define CORE_POOL_SPEC_INTERNAL_H
@@ -19,7 +19,10 @@ struct kv_pool_member {
 /* NULL when there is no member of this name. */
 const struct kv_pool_member *kv_pool_member_find(const char *name, uint32_t name_bytes);
 
-/* Fills canonical_json (kv_free() it), canonical_json_bytes and fingerprint of a spec that is complete otherwise. */
+/*
+ * Fills canonical_json (kv_free() it), canonical_json_bytes and fingerprint of a spec that is complete
+ * otherwise.
+ */
 KV_MUST_CHECK enum kv_status kv_pool_spec_canonicalise(
 	struct kv_pool_spec *spec, const char *model, struct kv_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * The short form of a pool: name=smol,layers=30,q_heads=9,... Only the way of writing differs: what the values mean
- * is checked where the JSON is read. Lists (groups) have no short form.
+ * The short form of a pool: name=smol,layers=30,q_heads=9,... Only the way of writing differs: what the
+ * values mean is checked where the JSON is read. Lists (groups) have no short form.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -57,7 +57,7 @@ static enum kv_status parse_part(char *part, json_t *json, struct kv_error *err)
 
 	if (!value)
 		return refuse(part,
-			member->kind == KV_MEMBER_INTEGER      ? "an integer behind the '='"
+			member->kind == KV_MEMBER_INTEGER          ? "an integer behind the '='"
 				: member->kind == KV_MEMBER_NUMBER ? "a number behind the '='"
 								   : "UTF-8 text behind the '='",
 			err);

@@ -1,6 +1,7 @@
 /*
- * Memory report (FORMATS 7): bytes of what is really stored, for a pool, a session or a sequence. Everything adds
- * up exactly at every moment: stored() is the sum of its parts, and the sum over sequences is the pool's.
+ * Memory report (FORMATS 7): bytes of what is really stored, for a pool, a session or a sequence. Everything
+ * adds up exactly at every moment: stored() is the sum of its parts, and the sum over sequences is the
+ * pool's.
  */
 #ifndef CORE_REPORT_H
 #define CORE_REPORT_H
@@ -10,16 +11,16 @@
 #include "core/domain.h"
 
 struct kv_memory_report {
-	uint64_t n_tokens;         /* committed, least over the layers, summed over sequences */
+	uint64_t n_tokens; /* committed, least over the layers, summed over sequences */
 	uint64_t payload_bytes, norms_bytes, scales_bytes, zeros_bytes, exact_bytes; /* committed rows */
-	uint64_t stored_bytes;     /* the sum of the five above */
-	uint64_t dense_equivalent_bytes; /* what bf16 takes for the same rows */
-	uint64_t tables_bytes;     /* block-table chunks in use */
+	uint64_t stored_bytes;                    /* the sum of the five above */
+	uint64_t dense_equivalent_bytes;          /* what bf16 takes for the same rows */
+	uint64_t tables_bytes;                    /* block-table chunks in use */
 	uint64_t codebooks_bytes, rotation_bytes; /* pool only */
-	uint64_t workspace_bytes;  /* pool only: slack of blocks: block bytes in use - stored_bytes */
-	uint64_t reserved_bytes;   /* free blocks that reservations hold */
-	uint64_t free_bytes;       /* other free blocks */
-	double compression;        /* dense_equivalent / stored; 0 when nothing is stored */
+	uint64_t workspace_bytes; /* pool only: slack of blocks: block bytes in use - stored_bytes */
+	uint64_t reserved_bytes;  /* free blocks that reservations hold */
+	uint64_t free_bytes;      /* other free blocks */
+	double compression;       /* dense_equivalent / stored; 0 when nothing is stored */
 };
 void kv_report_pool(const struct kv_pool *pool, struct kv_memory_report *out);
 void kv_report_session(const struct kv_session *session, struct kv_memory_report *out);

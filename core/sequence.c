@@ -431,8 +431,8 @@ uint32_t kv_sequence_list(
 
 	while (sequence && n < n_max) {
 		out[n++] = sequence;
-		sequence = sequence->id < UINT64_MAX ? kv_sequence_tree_at_least(root, sequence->id + 1)
-						      : NULL;
+		sequence =
+			sequence->id < UINT64_MAX ? kv_sequence_tree_at_least(root, sequence->id + 1) : NULL;
 	}
 	*next = sequence ? sequence->id : 0;
 	return n;

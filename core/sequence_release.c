@@ -1,9 +1,9 @@
 /*
  * Giving blocks back in bounded steps.
  *
- * Three kinds of work wait in lists of a pool: sequences whose tables are longer than their lengths need, zombies, and
- * closed sessions whose sequences are no zombies yet. One unit of work is one block given back or one object looked
- * at.
+ * Three kinds of work wait in lists of a pool: sequences whose tables are longer than their lengths need,
+ * zombies, and closed sessions whose sequences are no zombies yet. One unit of work is one block given back
+ * or one object looked at.
  */
 #include "core/domain_internal.h"
 
@@ -71,8 +71,7 @@ static uint32_t release_zombie(struct kv_sequence *sequence, uint32_t n_max)
 /* Makes one zombie out of a closing session. */
 static void bury_one(struct kv_domain *domain, struct kv_session *session)
 {
-	kv_sequence_bury(
-		kv_container_of(kv_list_first(&session->sequences), struct kv_sequence, in_session));
+	kv_sequence_bury(kv_container_of(kv_list_first(&session->sequences), struct kv_sequence, in_session));
 	if (!kv_list_is_empty(&session->sequences))
 		return;
 	kv_list_remove(&session->in_pool);

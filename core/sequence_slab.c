@@ -1,6 +1,6 @@
 /*
- * Sequence objects of one pool: preallocated, resident once used, recycled last in first out so that the resident part
- * stays as small as the peak.
+ * Sequence objects of one pool: preallocated, resident once used, recycled last in first out so that the
+ * resident part stays as small as the peak.
  */
 #include <string.h>
 

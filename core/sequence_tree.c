@@ -1,6 +1,6 @@
 /*
- * A treap: search tree by id, heap by a priority that clients cannot guess. Expected depth is logarithmic whatever
- * the ids are.
+ * A treap: search tree by id, heap by a priority that clients cannot guess. Expected depth is logarithmic
+ * whatever the ids are.
  */
 #include "core/domain_internal.h"
 

@@ -1,8 +1,8 @@
 /*
  * Sessions: opening, finding, closing.
  *
- * A slot goes FREE -> OPEN -> (CLOSING ->) FREE. Free slots are used again in the order in which they became free, and
- * untouched ones first, so that a handle of an expired session says so for as long as possible.
+ * A slot goes FREE -> OPEN -> (CLOSING ->) FREE. Free slots are used again in the order in which they became
+ * free, and untouched ones first, so that a handle of an expired session says so for as long as possible.
  */
 #include <string.h>
 
@@ -51,8 +51,7 @@ static void set_owner(struct kv_domain *domain, struct kv_session_slot *slot, ui
 	const uint32_t idx = kv_slot_idx(domain, slot);
 
 	if (slot->session.owner_id != 0)
-		kv_hash_index_remove(
-			&domain->owners, kv_owner_hash(domain, slot->session.owner_id), idx);
+		kv_hash_index_remove(&domain->owners, kv_owner_hash(domain, slot->session.owner_id), idx);
 	slot->session.owner_id = owner_id;
 	if (owner_id != 0)
 		kv_hash_index_insert(&domain->owners, kv_owner_hash(domain, owner_id), idx);
@@ -154,10 +153,10 @@ static void init_session(struct kv_domain *domain, struct kv_session_slot *slot,
 		.priority = params->priority,
 		.lease_ms = default_or_least(params->lease_ms, limits->lease_ms, limits->lease_ms_max),
 		.opened_ns = now_ns,
-		.sequences_max = default_or_least(
-			params->sequences_max, limits->sequences_max, limits->sequences_max),
-		.tokens_max = default_or_least(
-			params->tokens_max, pool->spec->tokens_max, pool->spec->tokens_max),
+		.sequences_max =
+			default_or_least(params->sequences_max, limits->sequences_max, limits->sequences_max),
+		.tokens_max =
+			default_or_least(params->tokens_max, pool->spec->tokens_max, pool->spec->tokens_max),
 	};
 	memcpy(session->name, params->name_bytes ? params->name : "", params->name_bytes);
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
@@ -219,8 +218,8 @@ enum kv_status kv_session_attach(struct kv_domain *domain, const char *name, uin
 	if (name_bytes == 0)
 		return KV_NOT_FOUND;
 
-	struct kv_session_slot *slot = find_name(
-		domain, name_hash(domain, name, name_bytes, tenant), name, name_bytes, tenant);
+	struct kv_session_slot *slot =
+		find_name(domain, name_hash(domain, name, name_bytes, tenant), name, name_bytes, tenant);
 
 	if (!slot)
 		return KV_NOT_FOUND;
@@ -283,8 +282,8 @@ void kv_session_close(struct kv_domain *domain, struct kv_session *session, bool
 	domain->n_sessions--;
 	kv_list_remove(&session->in_pool);
 	for (uint32_t i = 0; i < KV_CLOSE_SEQUENCES_MAX && !kv_list_is_empty(&session->sequences); i++)
-		kv_sequence_bury(kv_container_of(
-			kv_list_first(&session->sequences), struct kv_sequence, in_session));
+		kv_sequence_bury(
+			kv_container_of(kv_list_first(&session->sequences), struct kv_sequence, in_session));
 	if (kv_list_is_empty(&session->sequences)) {
 		kv_session_slot_free(domain, slot);
 	} else {

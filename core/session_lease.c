@@ -1,9 +1,9 @@
 /*
  * Lease heap: which session may have to be closed next.
  *
- * Renewing is on the data path, so it only writes lease_end_ns and the heap keeps an older key: too early, never too
- * late. A session that comes to the top too early gets its true key and sinks. kv_session_expire() looks at a bounded
- * number of sessions a call.
+ * Renewing is on the data path, so it only writes lease_end_ns and the heap keeps an older key: too early,
+ * never too late. A session that comes to the top too early gets its true key and sinks. kv_session_expire()
+ * looks at a bounded number of sessions a call.
  */
 #include "core/domain.h"
 #include "core/domain_internal.h"

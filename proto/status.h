@@ -29,7 +29,7 @@ enum kv_scope {
 	X(BAD_CRC, 102, CONN, 0, 500, "checksum does not match")                         \
 	X(TOO_LARGE, 103, CONN, 0, 413, "larger than the limit")                         \
 	X(BAD_FRAME, 104, CONN, 0, 500, "malformed frame")                               \
-	X(UNSUPPORTED, 105, REQUEST, 0, 500, "not supported")                            \
+	X(UNSUPPORTED, 105, REQUEST, 0, 422, "not supported")                            \
 	X(BAD_ARG, 106, REQUEST, 0, 400, "bad argument")                                 \
 	X(BAD_VALUE, 107, ITEM, 0, 400, "a row holds a value that cannot be stored")     \
 	X(FORMAT_MISMATCH, 108, REQUEST, 0, 422, "pool fingerprint differs")             \
@@ -38,7 +38,7 @@ enum kv_scope {
 	X(FORBIDDEN, 201, REQUEST, 0, 403, "not allowed")                                \
 	X(NOT_FOUND, 300, ITEM, 0, 404, "not found")                                     \
 	X(STALE_HANDLE, 301, SESSION, 0, 404, "handle of a closed session")              \
-	X(STALE_EPOCH, 302, SESSION, 0, 500, "handle of an earlier start of the daemon") \
+	X(STALE_EPOCH, 302, SESSION, 0, 410, "handle of an earlier start of the daemon") \
 	X(SESSION_EXPIRED, 303, SESSION, 0, 410, "the session's lease ran out")          \
 	X(EVICTED, 304, ITEM, 0, 410, "the sequence was evicted")                        \
 	X(NOT_OWNER, 305, REQUEST, 0, 500, "another connection owns the session")        \
@@ -58,7 +58,7 @@ enum kv_scope {
 	X(DEADLINE, 502, REQUEST, 1, 500, "deadline passed")                             \
 	X(CANCELLED, 503, REQUEST, 0, 500, "cancelled")                                  \
 	X(CORRUPT, 504, REQUEST, 0, 500, "data is corrupt")                              \
-	X(NO_MEMORY, 900, DAEMON, 0, 500, "out of memory")                               \
+	X(NO_MEMORY, 900, DAEMON, 0, 507, "out of memory")                               \
 	X(IO_ERROR, 901, DAEMON, 0, 500, "input or output failed")                       \
 	X(BAD_CONFIG, 902, DAEMON, 0, 400, "configuration refused")                      \
 	X(UNAVAILABLE, 903, DAEMON, 0, 500, "not available on this machine")

@@ -1,10 +1,10 @@
 /*
- * Life of the control thread: start, requests coming in, calls going to the loop and back, stop. What a request means
- * is in http_routes.c; who owns what when is in http_internal.h.
+ * Life of the control thread: start, requests coming in, calls going to the loop and back, stop. What a
+ * request means is in http_routes.c; who owns what when is in http_internal.h.
  *
- * A connection is suspended before its call is posted: the loop may answer before post() has returned, and resuming a
- * connection that is not suspended yet would be lost. A client that goes away while it is suspended is noticed when
- * the answer is sent; nothing is freed before that.
+ * A connection is suspended before its call is posted: the loop may answer before post() has returned, and
+ * resuming a connection that is not suspended yet would be lost. A client that goes away while it is
+ * suspended is noticed when the answer is sent; nothing is freed before that.
  */
 #include "server/http.h"
 
@@ -156,7 +156,8 @@ static void *watch(void *cls)
 
 /* ---- requests ---- */
 
-static void on_completed(void *cls, struct MHD_Connection *connection, void **con_cls, enum MHD_RequestTerminationCode why)
+static void on_completed(
+	void *cls, struct MHD_Connection *connection, void **con_cls, enum MHD_RequestTerminationCode why)
 {
 	struct srv_http *http = cls;
 	struct srv_http_request *request = *con_cls;
@@ -181,7 +182,8 @@ static void on_completed(void *cls, struct MHD_Connection *connection, void **co
 	kv_free(request);
 }
 
-/* First callback: only headers are there. Answering here closes the connection, which is right for a huge body only. */
+/* First callback: only headers are there. Answering here closes the connection, which is right for a huge
+ * body only. */
 static enum MHD_Result begin(struct srv_http *http, struct MHD_Connection *connection, void **con_cls)
 {
 	struct srv_http_request *request = kv_alloc(1, sizeof(*request));
@@ -192,10 +194,12 @@ static enum MHD_Result begin(struct srv_http *http, struct MHD_Connection *conne
 	request->http = http;
 	request->connection = connection;
 	*con_cls = request;
-	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+	const char *length =
+		MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
 
-	if (length && (!srv_http_read_u64(length, UINT64_MAX, &length_bytes) ||
-			      length_bytes > SRV_HTTP_BODY_BYTES_MAX))
+	if (length &&
+		(!srv_http_read_u64(length, UINT64_MAX, &length_bytes) ||
+			length_bytes > SRV_HTTP_BODY_BYTES_MAX))
 		return srv_http_problem(request, MHD_HTTP_CONTENT_TOO_LARGE, "TOO_LARGE",
 			"the body is larger than 65536 bytes");
 	return MHD_YES;
@@ -204,8 +208,8 @@ static enum MHD_Result begin(struct srv_http *http, struct MHD_Connection *conne
 static enum MHD_Result collect(struct srv_http_request *request, const char *bytes, size_t n_bytes)
 {
 	const uint64_t room = request->body_bytes < SRV_HTTP_BODY_BYTES_MAX
-				      ? SRV_HTTP_BODY_BYTES_MAX - request->body_bytes
-				      : 0;
+		? SRV_HTTP_BODY_BYTES_MAX - request->body_bytes
+		: 0;
 	const size_t n_kept = n_bytes < room ? n_bytes : (size_t)room;
 
 	if (!request->body) {
@@ -218,8 +222,9 @@ static enum MHD_Result collect(struct srv_http_request *request, const char *byt
 	return request->body_bytes <= SRV_HTTP_DISCARD_BYTES_MAX ? MHD_YES : MHD_NO;
 }
 
-static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, const char *url, const char *method,
-	const char *version, const char *upload_data, size_t *upload_data_bytes, void **con_cls)
+static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, const char *url,
+	const char *method, const char *version, const char *upload_data, size_t *upload_data_bytes,
+	void **con_cls)
 {
 	struct srv_http *http = cls;
 	struct srv_http_request *request = *con_cls;
@@ -242,7 +247,8 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *connection, 
 	return srv_http_finish(request);
 }
 
-/* Escapes stay as they are: http_routes.c undoes them where it knows what may stand there, and refuses zero bytes. */
+/* Escapes stay as they are: http_routes.c undoes them where it knows what may stand there, and refuses zero
+ * bytes. */
 static size_t keep_escapes(void *cls, struct MHD_Connection *connection, char *text)
 {
 	(void)cls;
@@ -250,7 +256,8 @@ static size_t keep_escapes(void *cls, struct MHD_Connection *connection, char *t
 	return strlen(text);
 }
 
-/* What libmicrohttpd has to say (a peer that sent nonsense, mostly) is worth a line when somebody looks for it. */
+/* What libmicrohttpd has to say (a peer that sent nonsense, mostly) is worth a line when somebody looks for
+ * it. */
 static void log_library(void *cls, const char *fmt, va_list args)
 {
 	char line[256];
@@ -279,7 +286,8 @@ static enum kv_status bind_listener(
 	if (status != KV_OK)
 		return status;
 	if (!http->options->insecure && !srv_io_address_is_loopback(&address))
-		return kv_fail(err, KV_BAD_CONFIG, "http %s is not a loopback address and --insecure is not given", wanted);
+		return kv_fail(err, KV_BAD_CONFIG,
+			"http %s is not a loopback address and --insecure is not given", wanted);
 	socklen_t name_bytes = srv_io_address_to_sockaddr(&address, &name);
 
 	*fd = socket(name.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -302,7 +310,7 @@ static enum kv_status bind_listener(
 static enum kv_status start_threads(struct srv_http *http, int fd, struct kv_error *err)
 {
 	const unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME |
-			       MHD_USE_ITC | MHD_USE_ERROR_LOG;
+		MHD_USE_ITC | MHD_USE_ERROR_LOG;
 	sigset_t all, before;
 
 	sigfillset(&all);
@@ -311,17 +319,18 @@ static enum kv_status start_threads(struct srv_http *http, int fd, struct kv_err
 
 	http->has_watchdog = error == 0;
 	if (error == 0)
-		http->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER,
-			log_library, NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http,
-			MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL, MHD_OPTION_CONNECTION_LIMIT,
-			SRV_HTTP_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT, SRV_HTTP_IDLE_S,
-			MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)SRV_HTTP_MEMORY_BYTES, MHD_OPTION_END);
+		http->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, http,
+			MHD_OPTION_EXTERNAL_LOGGER, log_library, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
+			MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_UNESCAPE_CALLBACK,
+			keep_escapes, NULL, MHD_OPTION_CONNECTION_LIMIT, SRV_HTTP_CONNECTIONS_MAX,
+			MHD_OPTION_CONNECTION_TIMEOUT, SRV_HTTP_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+			(size_t)SRV_HTTP_MEMORY_BYTES, MHD_OPTION_END);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error != 0)
 		return kv_fail(err, KV_IO_ERROR, "http: cannot start a thread: %s", strerror(error));
 	if (!http->daemon)
-		return kv_fail(err, KV_IO_ERROR, "http: libmicrohttpd %s could not start: %s", MHD_get_version(),
-			strerror(errno));
+		return kv_fail(err, KV_IO_ERROR, "http: libmicrohttpd %s could not start: %s",
+			MHD_get_version(), strerror(errno));
 	return KV_OK;
 }
 
@@ -343,8 +352,9 @@ static struct srv_http *create(void)
 	return http;
 }
 
-enum kv_status srv_http_start(const struct srv_options *options, struct srv_mailbox *mailbox, struct srv_pulse *pulse,
-	struct kv_clock *clock, struct srv_http **out, char *bound, uint32_t bound_bytes_max, struct kv_error *err)
+enum kv_status srv_http_start(const struct srv_options *options, struct srv_mailbox *mailbox,
+	struct srv_pulse *pulse, struct kv_clock *clock, struct srv_http **out, char *bound,
+	uint32_t bound_bytes_max, struct kv_error *err)
 {
 	struct srv_http *http = create();
 	int fd = -1;
@@ -401,9 +411,11 @@ void srv_http_stop(struct srv_http *http)
 	pthread_mutex_lock(&http->lock);
 	http->is_stopping = true;
 	pthread_cond_broadcast(&http->changed);
-	/* Drained means that the loop has nothing left. What it still has all the same must not keep us from stopping. */
+	/* Drained means that the loop has nothing left. What it still has all the same must not keep us from
+	 * stopping. */
 	while (!kv_list_is_empty(&http->calls))
-		give_up(kv_container_of(kv_list_first(&http->calls), struct srv_http_call, link), SRV_HTTP_STOPPED);
+		give_up(kv_container_of(kv_list_first(&http->calls), struct srv_http_call, link),
+			SRV_HTTP_STOPPED);
 	if (http->daemon)
 		wait_for_answers(http);
 	pthread_mutex_unlock(&http->lock);

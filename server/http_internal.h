@@ -1,14 +1,15 @@
 /*
  * The control thread, seen from inside. Only http.c, http_routes.c and their tests include this.
  *
- * Three threads meet here. The HTTP thread (libmicrohttpd's) runs the handler: it reads a request, posts a call to
- * the mailbox and suspends the connection. The loop thread answers: done() resumes the connection. The watchdog
- * resumes connections whose call the loop did not answer in time. Whoever comes first wins, under http->lock; a call
- * that lost its request (late) belongs to the loop until its done(), which then only frees it.
+ * Three threads meet here. The HTTP thread (libmicrohttpd's) runs the handler: it reads a request, posts a
+ * call to the mailbox and suspends the connection. The loop thread answers: done() resumes the connection.
+ * The watchdog resumes connections whose call the loop did not answer in time. Whoever comes first wins,
+ * under http->lock; a call that lost its request (late) belongs to the loop until its done(), which then only
+ * frees it.
  *
- * So there are two lifetimes: a request lives from its first byte to libmicrohttpd's "completed", a call from post()
- * to the end of rendering, or to done() where the request did not wait. struct srv_http outlives both: calls that
- * the loop still has hold a reference.
+ * So there are two lifetimes: a request lives from its first byte to libmicrohttpd's "completed", a call from
+ * post() to the end of rendering, or to done() where the request did not wait. struct srv_http outlives both:
+ * calls that the loop still has hold a reference.
  */
 #ifndef SERVER_HTTP_INTERNAL_H
 #define SERVER_HTTP_INTERNAL_H
@@ -21,8 +22,9 @@
 #include "server/http.h"
 #include "server/http_text.h"
 
-#define SRV_HTTP_BODY_BYTES_MAX    65536u
-/* A body of unknown length is thrown away up to here, so that the client gets to read the 413; then the connection. */
+#define SRV_HTTP_BODY_BYTES_MAX 65536u
+/* A body of unknown length is thrown away up to here, so that the client gets to read the 413; then the
+ * connection. */
 #define SRV_HTTP_DISCARD_BYTES_MAX 1048576u
 #define SRV_HTTP_CONNECTIONS_MAX   256u
 #define SRV_HTTP_IDLE_S            10u
@@ -31,9 +33,9 @@
 #define SRV_HTTP_ANSWER_TIMEOUT_MS 5000u
 #define SRV_HTTP_PULSE_MS_MAX      5000u
 /* How long stop() waits for answers to be sent. */
-#define SRV_HTTP_STOP_MS           1000u
-#define SRV_HTTP_LIMIT_DEFAULT     64u
-#define SRV_HTTP_NAME_BYTES        129u
+#define SRV_HTTP_STOP_MS       1000u
+#define SRV_HTTP_LIMIT_DEFAULT 64u
+#define SRV_HTTP_NAME_BYTES    129u
 
 enum srv_http_wait {
 	SRV_HTTP_NOT_POSTED,
@@ -82,8 +84,8 @@ struct srv_http {
 	/* under lock */
 	bool is_stopping;
 	uint32_t answer_timeout_ms;
-	uint32_t n_refs;    /* the owner, and each call that the loop has */
-	uint32_t n_waiting; /* requests that were posted and are not completed */
+	uint32_t n_refs;      /* the owner, and each call that the loop has */
+	uint32_t n_waiting;   /* requests that were posted and are not completed */
 	struct kv_list calls; /* oldest first, so the first has the next deadline */
 };
 
@@ -95,7 +97,8 @@ enum MHD_Result srv_http_finish(struct srv_http_request *request);
 enum MHD_Result srv_http_problem(
 	struct srv_http_request *request, unsigned http_status, const char *code, const char *detail);
 
-/* Hands the call to the loop (or frees it where that is impossible) and suspends; finish() follows in every case. */
+/* Hands the call to the loop (or frees it where that is impossible) and suspends; finish() follows in every
+ * case. */
 void srv_http_post(struct srv_http_request *request, struct srv_http_call *call);
 void srv_http_call_free(struct srv_http_call *call);
 

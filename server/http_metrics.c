@@ -1,7 +1,7 @@
 /*
- * Prometheus text, format 0.0.4. Every series exists from the first scrape: families without labels always, families
- * with a fixed set of labels (reasons, sizes, io names) with all of them, families of pools from the pool's first
- * scrape on. Samples of a family stand together, as the format wants it.
+ * Prometheus text, format 0.0.4. Every series exists from the first scrape: families without labels always,
+ * families with a fixed set of labels (reasons, sizes, io names) with all of them, families of pools from the
+ * pool's first scrape on. Samples of a family stand together, as the format wants it.
  *
  * Base units: seconds and bytes. Times are kept in integers and printed by integer arithmetic.
  */
@@ -38,15 +38,21 @@ static void label(struct srv_text *text, const char *name, const char *value)
 	srv_text_add(text, "\"", 1);
 }
 
-static void single(struct srv_text *text, const char *name, const char *type, const char *help, uint64_t value)
+static void single(
+	struct srv_text *text, const char *name, const char *type, const char *help, uint64_t value)
 {
 	family(text, name, type, help);
 	srv_text_printf(text, "tqkv_%s %llu\n", name, (unsigned long long)value);
 }
 
+/* UINT64_MAX: has not happened yet. */
 static void single_ms(struct srv_text *text, const char *name, const char *help, uint64_t value_ms)
 {
 	family(text, name, "gauge", help);
+	if (value_ms == UINT64_MAX) {
+		srv_text_printf(text, "tqkv_%s +Inf\n", name);
+		return;
+	}
 	srv_text_printf(text, "tqkv_%s %llu.%03u\n", name, (unsigned long long)(value_ms / 1000),
 		(unsigned)(value_ms % 1000));
 }
@@ -61,8 +67,8 @@ static void sample(struct srv_text *text, const char *name, const char *label_na
 }
 
 /*
- * Bucket i holds whole microseconds below 2^i, times are cut to whole microseconds, so "le" 2^i microseconds holds all
- * of them. The last bucket has no upper bound.
+ * Bucket i holds whole microseconds below 2^i, times are cut to whole microseconds, so "le" 2^i microseconds
+ * holds all of them. The last bucket has no upper bound.
  */
 static void histogram(
 	struct srv_text *text, const char *name, const char *help, const struct srv_histogram *histogram)
@@ -73,14 +79,15 @@ static void histogram(
 	for (uint32_t i = 0; i < SRV_HISTOGRAM_BUCKETS; i++) {
 		sum += histogram->buckets[i];
 		if (i + 1 < SRV_HISTOGRAM_BUCKETS)
-			srv_text_printf(text, "tqkv_%s_bucket{le=\"%u.%06u\"} %llu\n", name, (1u << i) / 1000000u,
-				(1u << i) % 1000000u, (unsigned long long)sum);
+			srv_text_printf(text, "tqkv_%s_bucket{le=\"%u.%06u\"} %llu\n", name,
+				(1u << i) / 1000000u, (1u << i) % 1000000u, (unsigned long long)sum);
 		else
-			srv_text_printf(text, "tqkv_%s_bucket{le=\"+Inf\"} %llu\n", name, (unsigned long long)sum);
+			srv_text_printf(
+				text, "tqkv_%s_bucket{le=\"+Inf\"} %llu\n", name, (unsigned long long)sum);
 	}
 	srv_text_printf(text, "tqkv_%s_sum %llu.%06u\ntqkv_%s_count %llu\n", name,
-		(unsigned long long)(histogram->sum_us / 1000000), (unsigned)(histogram->sum_us % 1000000), name,
-		(unsigned long long)histogram->n);
+		(unsigned long long)(histogram->sum_us / 1000000), (unsigned)(histogram->sum_us % 1000000),
+		name, (unsigned long long)histogram->n);
 }
 
 static void add_build(const struct scrape *scrape)
@@ -119,18 +126,26 @@ static void add_counters(const struct scrape *scrape)
 #undef REASON
 	};
 
-#define COUNTER(name, help) single(text, #name "_total", "counter", help, counters->name);
+/* Two counters of the same thing are one family with a reason. */
+#define COUNTER(name, help)                              \
+	if (strncmp(#name, "appends_aborted_", 16) != 0) \
+		single(text, #name "_total", "counter", help, counters->name);
 	SRV_COUNTER_MAP(COUNTER)
 #undef COUNTER
+	family(text, "appends_aborted_total", "counter",
+		"frames given up: the peer stalled inside them, or closed");
+	sample(text, "appends_aborted_total", "reason", "timeout", counters->appends_aborted_timeout);
+	sample(text, "appends_aborted_total", "reason", "closed", counters->appends_aborted_closed);
 	family(text, "rejected_total", "counter", "refused items plus refused frames, by status");
 	for (size_t i = 0; i < SRV_N_STATUSES; i++)
 		if (i != SRV_REJECTED_OK)
 			sample(text, "rejected_total", "reason", reasons[i], counters->rejected[i]);
-	histogram(text, "queue_seconds", "from planned to sealed into a batch, per request", &counters->queue);
+	histogram(
+		text, "queue_seconds", "from planned to sealed into a batch, per request", &counters->queue);
 	histogram(text, "copy_in_seconds", "copy to the device, per batch", &counters->copy_in);
 	histogram(text, "kernel_seconds", "computing, per batch", &counters->kernel);
 	histogram(text, "copy_out_seconds", "copy from the device, per batch", &counters->copy_out);
-	histogram(text, "request_seconds", "from complete header to reply handed over, per request",
+	histogram(text, "request_seconds", "from complete header to reply sent, per request",
 		&counters->request);
 }
 
@@ -143,23 +158,28 @@ static void add_gauges(const struct scrape *scrape)
 	single(text, "loop_turns_total", "counter", "turns of the event loop", gauges->turns);
 	single(text, "ready", "gauge", "1 while /readyz answers 200", gauges->is_ready);
 	single(text, "draining", "gauge", "1 after the daemon was told to stop", gauges->is_draining);
-	single_ms(text, "self_test_age_seconds", "age of the last known-answer decode", gauges->self_test_age_ms);
+	single_ms(text, "self_test_age_seconds",
+		"age of the last known-answer decode that was right, +Inf before the first",
+		gauges->self_test_age_ms);
 	single(text, "connections", "gauge", "open connections", gauges->n_connections);
 	single(text, "sessions", "gauge", "open sessions", gauges->n_sessions);
 	single(text, "sequences", "gauge", "sequences over all pools", gauges->n_sequences);
 	single(text, "pools", "gauge", "pools", gauges->n_pools);
 	single(text, "requests_queued", "gauge", "row requests that wait for a batch", gauges->n_queued);
-	single(text, "batches_in_flight", "gauge", "batches that the backend works on", gauges->n_batches_in_flight);
+	single(text, "batches_in_flight", "gauge", "batches that the backend works on",
+		gauges->n_batches_in_flight);
 	family(text, "request_slots", "gauge", "request slots, by size");
 	sample(text, "request_slots", "size", "large", gauges->n_large_slots);
 	sample(text, "request_slots", "size", "small", gauges->n_small_slots);
 	family(text, "request_slots_used", "gauge", "request slots in use, by size");
 	sample(text, "request_slots_used", "size", "large", gauges->n_large_slots_used);
 	sample(text, "request_slots_used", "size", "small", gauges->n_small_slots_used);
-	single(text, "reply_buffers", "gauge", "buffers for replies to control operations", gauges->n_reply_buffers);
+	single(text, "reply_buffers", "gauge", "buffers for replies to control operations",
+		gauges->n_reply_buffers);
 	single(text, "reply_buffers_used", "gauge", "such buffers in use", gauges->n_reply_buffers_used);
 	single(text, "arena_bytes", "gauge", "memory from which pools are carved", gauges->arena_bytes);
-	single(text, "arena_used_bytes", "gauge", "part of the arena that pools have", gauges->arena_used_bytes);
+	single(text, "arena_used_bytes", "gauge", "part of the arena that pools have",
+		gauges->arena_used_bytes);
 	single(text, "slots_bytes", "gauge", "memory of the request slots", gauges->slots_bytes);
 	single(text, "tables_bytes", "gauge", "memory of the block tables", gauges->tables_bytes);
 	single(text, "resident_bytes", "gauge", "resident memory of the process", gauges->resident_bytes);
@@ -206,13 +226,14 @@ static void block_sample(const struct scrape *scrape, const char *name, const st
 	srv_text_printf(scrape->text, "} %llu\n", (unsigned long long)value);
 }
 
-#define for_each_pool(scrape, pool)                                                                                    \
-	for (const struct srv_pool_row *pool = (scrape)->control->rows.pools;                                          \
+#define for_each_pool(scrape, pool)                                           \
+	for (const struct srv_pool_row *pool = (scrape)->control->rows.pools; \
 		pool < (scrape)->control->rows.pools + (scrape)->control->n_rows; pool++)
 
 static void add_blocks(const struct scrape *scrape)
 {
-	family(scrape->text, "blocks", "gauge", "blocks by state; the states of a group add up to its blocks");
+	family(scrape->text, "blocks", "gauge",
+		"blocks by state; the states of a group add up to its blocks");
 	for_each_pool(scrape, pool)
 	{
 		for (uint32_t i = 0; i < pool->n_groups; i++) {
@@ -226,13 +247,11 @@ static void add_blocks(const struct scrape *scrape)
 		}
 	}
 	family(scrape->text, "blocks_used_max", "gauge", "most blocks that were in use at a time");
-	for_each_pool(scrape, pool)
-		for (uint32_t i = 0; i < pool->n_groups; i++)
-			block_sample(scrape, "blocks_used_max", pool, i, NULL, pool->blocks[i].n_used_max);
+	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_groups; i++)
+		block_sample(scrape, "blocks_used_max", pool, i, NULL, pool->blocks[i].n_used_max);
 	family(scrape->text, "block_bytes", "gauge", "bytes of one block over all layers of its group");
-	for_each_pool(scrape, pool)
-		for (uint32_t i = 0; i < pool->n_groups; i++)
-			block_sample(scrape, "block_bytes", pool, i, NULL, pool->block_bytes[i]);
+	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_groups; i++)
+		block_sample(scrape, "block_bytes", pool, i, NULL, pool->block_bytes[i]);
 }
 
 static void add_pool_memory(const struct scrape *scrape)
@@ -271,8 +290,10 @@ static void add_pools(const struct scrape *scrape)
 			offsetof(struct srv_pool_row, memory.stored_bytes), true },
 		{ "pool_dense_equivalent_bytes", "bytes of the same rows as bf16",
 			offsetof(struct srv_pool_row, memory.dense_equivalent_bytes), true },
-		{ "pool_sessions", "open sessions of the pool", offsetof(struct srv_pool_row, n_sessions), false },
-		{ "pool_sequences", "sequences of the pool", offsetof(struct srv_pool_row, n_sequences), false },
+		{ "pool_sessions", "open sessions of the pool", offsetof(struct srv_pool_row, n_sessions),
+			false },
+		{ "pool_sequences", "sequences of the pool", offsetof(struct srv_pool_row, n_sequences),
+			false },
 	};
 
 	add_blocks(scrape);
@@ -293,7 +314,8 @@ static void add_pools(const struct scrape *scrape)
 			pool_sample(scrape, columns[i].name, pool, NULL, NULL, value);
 		}
 	}
-	family(scrape->text, "pool_compression_ratio", "gauge", "dense_equivalent / stored; 0 while nothing is stored");
+	family(scrape->text, "pool_compression_ratio", "gauge",
+		"dense_equivalent / stored; 0 while nothing is stored");
 	for_each_pool(scrape, pool)
 	{
 		pool_labels(scrape, "pool_compression_ratio", pool);
@@ -301,7 +323,8 @@ static void add_pools(const struct scrape *scrape)
 	}
 }
 
-void srv_view_metrics(const struct srv_control *control, const struct srv_options *options, struct srv_text *text)
+void srv_view_metrics(
+	const struct srv_control *control, const struct srv_options *options, struct srv_text *text)
 {
 	const struct scrape scrape = {
 		.text = text,

@@ -1,7 +1,7 @@
 /*
- * What a request means. Every route is a row of one table: how its parameters are read, what is asked of the loop,
- * and how the answer looks. Refusals are RFC 9457 problems; their code is the name of a status where one is the
- * cause, else METHOD_NOT_ALLOWED, UNSUPPORTED_MEDIA_TYPE, NOT_READY or NO_ANSWER.
+ * What a request means. Every route is a row of one table: how its parameters are read, what is asked of the
+ * loop, and how the answer looks. Refusals are RFC 9457 problems; their code is the name of a status where
+ * one is the cause, else METHOD_NOT_ALLOWED, UNSUPPORTED_MEDIA_TYPE, NOT_READY or NO_ANSWER.
  *
  * No route tells the environment, contents of files, or secrets.
  */
@@ -37,10 +37,11 @@ struct srv_http_route {
 
 /* ---- answers ---- */
 
-static enum MHD_Result queue(struct srv_http_request *request, unsigned http_status, const char *type, char *bytes,
-	size_t n_bytes)
+static enum MHD_Result queue(
+	struct srv_http_request *request, unsigned http_status, const char *type, char *bytes, size_t n_bytes)
 {
-	struct MHD_Response *response = MHD_create_response_from_buffer_with_free_callback(n_bytes, bytes, kv_free);
+	struct MHD_Response *response =
+		MHD_create_response_from_buffer_with_free_callback(n_bytes, bytes, kv_free);
 
 	if (!response) {
 		kv_free(bytes);
@@ -68,12 +69,14 @@ static enum MHD_Result queue_text(
 	struct srv_http_request *request, unsigned http_status, const char *type, struct srv_text *text)
 {
 	if (text->is_failed) {
-		static const char problem[] = "{\"type\":\"about:blank\",\"title\":\"Internal Server Error\",\"status\":500,"
-					      "\"detail\":\"out of memory\",\"code\":\"NO_MEMORY\"}\n";
+		static const char problem[] =
+			"{\"type\":\"about:blank\",\"title\":\"Internal Server Error\",\"status\":500,"
+			"\"detail\":\"out of memory\",\"code\":\"NO_MEMORY\"}\n";
 		char *copy = kv_strndup(problem, sizeof(problem) - 1);
 
 		srv_text_finish(text);
-		return copy ? queue(request, MHD_HTTP_INTERNAL_SERVER_ERROR, TYPE_PROBLEM, copy, sizeof(problem) - 1)
+		return copy ? queue(request, MHD_HTTP_INTERNAL_SERVER_ERROR, TYPE_PROBLEM, copy,
+				      sizeof(problem) - 1)
 			    : MHD_NO;
 	}
 	return queue(request, http_status, type, text->bytes, text->n_bytes);
@@ -184,11 +187,16 @@ static const struct srv_http_route routes[] = {
 	{ "GET", "/v1/pools", false, PARAM_NONE, 200, SRV_CONTROL_POOLS, NULL, NULL, srv_view_pools },
 	{ "POST", "/v1/pools", false, PARAM_NONE, 201, SRV_CONTROL_POOL_CREATE, NULL, prepare_pool_create,
 		srv_view_pool_created },
-	{ "DELETE", "/v1/pools/", true, PARAM_NONE, 204, SRV_CONTROL_POOL_DELETE, NULL, prepare_pool_delete, NULL },
-	{ "GET", "/v1/occupancy", false, PARAM_NONE, 200, SRV_CONTROL_OCCUPANCY, NULL, NULL, srv_view_occupancy },
-	{ "GET", "/v1/sessions", false, PARAM_PAGE, 200, SRV_CONTROL_SESSIONS, NULL, NULL, srv_view_sessions },
-	{ "GET", "/v1/sessions/", true, PARAM_PAGE, 200, SRV_CONTROL_SESSION, NULL, prepare_session, srv_view_session },
-	{ "GET", "/v1/connections", false, PARAM_PAGE, 200, SRV_CONTROL_CONNECTIONS, NULL, NULL, srv_view_connections },
+	{ "DELETE", "/v1/pools/", true, PARAM_NONE, 204, SRV_CONTROL_POOL_DELETE, NULL, prepare_pool_delete,
+		NULL },
+	{ "GET", "/v1/occupancy", false, PARAM_NONE, 200, SRV_CONTROL_OCCUPANCY, NULL, NULL,
+		srv_view_occupancy },
+	{ "GET", "/v1/sessions", false, PARAM_PAGE, 200, SRV_CONTROL_SESSIONS, NULL, NULL,
+		srv_view_sessions },
+	{ "GET", "/v1/sessions/", true, PARAM_PAGE, 200, SRV_CONTROL_SESSION, NULL, prepare_session,
+		srv_view_session },
+	{ "GET", "/v1/connections", false, PARAM_PAGE, 200, SRV_CONTROL_CONNECTIONS, NULL, NULL,
+		srv_view_connections },
 	{ .method = "GET", .path = "/v1/config", .answer = answer_config },
 };
 
@@ -231,8 +239,9 @@ static enum MHD_Result read_param(void *cls, enum MHD_ValueKind kind, const char
 		params->seen |= known[i].seen_bit;
 		if (!value || !srv_http_unescape(value, text, sizeof(text)) ||
 			!srv_http_read_u64(text, known[i].max, &number) || number < known[i].min) {
-			(void)kv_fail(&params->error, KV_BAD_ARG, "parameter %s: '%.40s' is not accepted, expected %s",
-				key, value ? value : "", known[i].expected);
+			(void)kv_fail(&params->error, KV_BAD_ARG,
+				"parameter %s: '%.40s' is not accepted, expected %s", key, value ? value : "",
+				known[i].expected);
 			return MHD_NO;
 		}
 		memcpy((char *)params + known[i].offset, &number, sizeof(number));
@@ -272,8 +281,8 @@ static const char *header(struct srv_http_request *request, const char *name, un
 }
 
 /*
- * Fills request->name and returns the route, or NULL: *is_path says whether another method would have found one
- * (request->allow lists them).
+ * Fills request->name and returns the route, or NULL: *is_path says whether another method would have found
+ * one (request->allow lists them).
  */
 static const struct srv_http_route *find_route(
 	struct srv_http_request *request, const char *url, const char *method, bool *is_path)
@@ -298,8 +307,8 @@ static const struct srv_http_route *find_route(
 		*is_path = true;
 		if (strcmp(route->method, wanted) == 0)
 			found = route;
-		used += (size_t)snprintf(request->allow + used, sizeof(request->allow) - used, "%s%s%s", used ? ", " : "",
-			route->method, strcmp(route->method, "GET") == 0 ? ", HEAD" : "");
+		used += (size_t)snprintf(request->allow + used, sizeof(request->allow) - used, "%s%s%s",
+			used ? ", " : "", route->method, strcmp(route->method, "GET") == 0 ? ", HEAD" : "");
 	}
 	if (found)
 		request->allow[0] = '\0';
@@ -330,8 +339,8 @@ static bool is_refused_by_headers(
 	if (!route || strcmp(route->method, "GET") == 0)
 		return false;
 	if (origin && !srv_http_origin_is_own(origin, host)) {
-		snprintf(detail, sizeof(detail), "Origin '%.80s' is foreign: other pages may not change anything here",
-			origin);
+		snprintf(detail, sizeof(detail),
+			"Origin '%.80s' is foreign: other pages may not change anything here", origin);
 		*result = srv_http_problem(request, MHD_HTTP_FORBIDDEN, "FORBIDDEN", detail);
 		return true;
 	}
@@ -355,7 +364,8 @@ static enum MHD_Result ask_loop(
 	call->control.n_rows_max = (uint32_t)params->limit;
 	call->control.cursor = params->cursor;
 	call->control.is_deep = params->deep != 0;
-	const enum kv_status status = route->prepare ? route->prepare(request, &call->control, &error) : KV_OK;
+	const enum kv_status status =
+		route->prepare ? route->prepare(request, &call->control, &error) : KV_OK;
 
 	if (status != KV_OK) {
 		srv_http_call_free(call);
@@ -382,7 +392,8 @@ enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *
 		return refuse(request, KV_NOT_FOUND, detail);
 	}
 	if (!route) {
-		snprintf(detail, sizeof(detail), "%.16s is not possible here, expected %s", method, request->allow);
+		snprintf(detail, sizeof(detail), "%.16s is not possible here, expected %s", method,
+			request->allow);
 		return srv_http_problem(request, MHD_HTTP_METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", detail);
 	}
 	if (request->body_bytes > SRV_HTTP_BODY_BYTES_MAX)
@@ -408,19 +419,22 @@ static enum MHD_Result finish_late(struct srv_http_request *request, enum srv_ht
 	if (wait == SRV_HTTP_REFUSED)
 		return refuse(request, KV_BUSY_RETRY, "256 control requests wait already");
 	if (strcmp(request->route->method, "GET") != 0)
-		detail = "the event loop does not answer; it may still carry this out, so look before you try again";
+		detail = "the event loop does not answer; it may still carry this out, so look before you "
+			 "try again";
 	return srv_http_problem(request, MHD_HTTP_SERVICE_UNAVAILABLE, "NO_ANSWER", detail);
 }
 
-static enum MHD_Result finish_ready(struct srv_http_request *request, const struct srv_control *control)
+/* UNAVAILABLE with a reason, or just a reason: not ready. Any other status speaks for itself. */
+static enum MHD_Result finish_not_ready(struct srv_http_request *request, const struct srv_control *control)
 {
-	const bool is_failed = control->status != KV_OK;
+	const struct kv_status_row *row = kv_status_row(control->status);
+	const bool is_plain = control->status == KV_OK || control->status == KV_UNAVAILABLE;
 	const char *detail = control->ready_reason;
 
-	if (!*detail && is_failed)
-		detail = *control->error.msg ? control->error.msg : kv_status_row(control->status)->text;
-	return srv_http_problem(request, MHD_HTTP_SERVICE_UNAVAILABLE,
-		is_failed ? kv_status_row(control->status)->name : "NOT_READY", detail);
+	if (!*detail)
+		detail = *control->error.msg ? control->error.msg : row->text;
+	return srv_http_problem(
+		request, MHD_HTTP_SERVICE_UNAVAILABLE, is_plain ? "NOT_READY" : row->name, detail);
 }
 
 static enum MHD_Result render(struct srv_http_request *request, const struct srv_control *control)
@@ -429,7 +443,7 @@ static enum MHD_Result render(struct srv_http_request *request, const struct srv
 	struct srv_text text = { 0 };
 
 	if (route->kind == SRV_CONTROL_READY && (control->status != KV_OK || control->ready_reason[0]))
-		return finish_ready(request, control);
+		return finish_not_ready(request, control);
 	if (control->status != KV_OK)
 		return refuse(request, control->status, control->error.msg);
 	if (route->kind == SRV_CONTROL_METRICS) {
@@ -439,8 +453,8 @@ static enum MHD_Result render(struct srv_http_request *request, const struct srv
 	if (!route->view)
 		return queue(request, route->success, NULL, NULL, 0);
 	if (route->kind == SRV_CONTROL_POOL_CREATE)
-		snprintf(request->location, sizeof(request->location), "/v1/pools/%.*s", (int)KV_POOL_NAME_BYTES_MAX,
-			control->name);
+		snprintf(request->location, sizeof(request->location), "/v1/pools/%.*s",
+			(int)KV_POOL_NAME_BYTES_MAX, control->name);
 	route->view(control, &text);
 	srv_text_add(&text, "\n", 1);
 	return queue_text(request, route->success, TYPE_JSON, &text);

@@ -172,8 +172,8 @@ enum kv_status srv_http_read_object(const char *body, size_t body_bytes, json_t 
 	json_t *json = json_loadb(body, body_bytes, JSON_REJECT_DUPLICATES, &json_error);
 
 	if (!json)
-		return kv_fail(err, KV_BAD_CONFIG, "line %d, column %d: %s", json_error.line, json_error.column,
-			json_error.text);
+		return kv_fail(err, KV_BAD_CONFIG, "line %d, column %d: %s", json_error.line,
+			json_error.column, json_error.text);
 	if (!json_is_object(json)) {
 		json_decref(json);
 		return kv_fail(err, KV_BAD_CONFIG, "the body is an array, expected an object");

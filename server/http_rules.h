@@ -1,6 +1,6 @@
 /*
- * Rules over text that came over HTTP: hosts, origins, media types, escapes, numbers, bodies. Pure functions, any
- * thread; every byte is hostile.
+ * Rules over text that came over HTTP: hosts, origins, media types, escapes, numbers, bodies. Pure functions,
+ * any thread; every byte is hostile.
  */
 #ifndef SERVER_HTTP_RULES_H
 #define SERVER_HTTP_RULES_H
@@ -13,8 +13,8 @@
 #include "core/error.h"
 
 /*
- * Host header, with or without port: the bound host, "localhost", a literal of 127.0.0.0/8 or [::1]; any IP literal
- * with is_any_literal. A name that somebody points at 127.0.0.1 (DNS rebinding) is none of these.
+ * Host header, with or without port: the bound host, "localhost", a literal of 127.0.0.0/8 or [::1]; any IP
+ * literal with is_any_literal. A name that somebody points at 127.0.0.1 (DNS rebinding) is none of these.
  */
 bool srv_http_host_is_allowed(const char *host, const char *bound_host, bool is_any_literal);
 /* True when a page of this origin was served under the request's own host and port. */

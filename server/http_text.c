@@ -74,50 +74,51 @@ static void begin_value(struct srv_text *text, const char *key)
 	text->needs_comma = true;
 }
 
-void srv_json_open(struct srv_text *text, const char *key, char bracket)
+void srv_text_open(struct srv_text *text, const char *key, char bracket)
 {
 	begin_value(text, key);
 	srv_text_add(text, &bracket, 1);
 	text->needs_comma = false;
 }
 
-void srv_json_close(struct srv_text *text, char bracket)
+void srv_text_close(struct srv_text *text, char bracket)
 {
 	srv_text_add(text, &bracket, 1);
 	text->needs_comma = true;
 }
 
-void srv_json_u64(struct srv_text *text, const char *key, uint64_t value)
+void srv_text_u64(struct srv_text *text, const char *key, uint64_t value)
 {
 	begin_value(text, key);
 	srv_text_printf(text, "%llu", (unsigned long long)value);
 }
 
-void srv_json_i64(struct srv_text *text, const char *key, int64_t value)
+void srv_text_i64(struct srv_text *text, const char *key, int64_t value)
 {
 	begin_value(text, key);
 	srv_text_printf(text, "%lld", (long long)value);
 }
 
-void srv_json_bool(struct srv_text *text, const char *key, bool value)
+void srv_text_bool(struct srv_text *text, const char *key, bool value)
 {
 	begin_value(text, key);
 	srv_text_printf(text, "%s", value ? "true" : "false");
 }
 
-void srv_json_null(struct srv_text *text, const char *key)
+void srv_text_null(struct srv_text *text, const char *key)
 {
 	begin_value(text, key);
 	srv_text_add(text, "null", 4);
 }
 
-void srv_json_ratio(struct srv_text *text, const char *key, double value)
+void srv_text_ratio(struct srv_text *text, const char *key, double value)
 {
 	begin_value(text, key);
 	srv_text_printf(text, "%.6g", isfinite(value) ? value : 0.0);
 }
 
-/* Length of the UTF-8 character at c, 0 when it is none. A zero byte ends every check, so nothing reads beyond it. */
+/* Length of the UTF-8 character at c, 0 when it is none. A zero byte ends every check, so nothing reads
+ * beyond it. */
 static size_t character_bytes(const unsigned char *c)
 {
 	size_t n_more;
@@ -149,10 +150,10 @@ static size_t character_bytes(const unsigned char *c)
 	return n_more + 1;
 }
 
-void srv_json_text(struct srv_text *text, const char *key, const char *value)
+void srv_text_string(struct srv_text *text, const char *key, const char *value)
 {
 	if (!value) {
-		srv_json_null(text, key);
+		srv_text_null(text, key);
 		return;
 	}
 	begin_value(text, key);
@@ -173,13 +174,13 @@ void srv_json_text(struct srv_text *text, const char *key, const char *value)
 	srv_text_add(text, "\"", 1);
 }
 
-void srv_json_hex_id(struct srv_text *text, const char *key, uint64_t id)
+void srv_text_hex_id(struct srv_text *text, const char *key, uint64_t id)
 {
 	begin_value(text, key);
 	srv_text_printf(text, "\"%016llx\"", (unsigned long long)id);
 }
 
-void srv_json_decimal_id(struct srv_text *text, const char *key, uint64_t id)
+void srv_text_decimal_id(struct srv_text *text, const char *key, uint64_t id)
 {
 	begin_value(text, key);
 	srv_text_printf(text, "\"%llu\"", (unsigned long long)id);

@@ -1,10 +1,11 @@
 /*
- * Views: a snapshot of the loop as JSON or as Prometheus text. Pure functions of the answered struct srv_control.
+ * Views: a snapshot of the loop as JSON or as Prometheus text. Pure functions of the answered struct
+ * srv_control.
  *
- * Keys carry their unit (_bytes, _ms) or count something (n_); bytes and counts are integers. Ids are strings, since
- * JavaScript keeps only 53 bits of a number: handles, fingerprints and boot ids 16 hex digits, sequence ids, tenants
- * and connection ids decimal. Block states are disjoint: free + reserved + owned + shared + draining = total (in
- * struct kv_block_counts the reserved ones are part of the free ones).
+ * Keys carry their unit (_bytes, _ms) or count something (n_); bytes and counts are integers. Ids are
+ * strings, since JavaScript keeps only 53 bits of a number: handles, fingerprints and boot ids 16 hex digits,
+ * sequence ids, tenants and connection ids decimal. Block states are disjoint: free + reserved + owned +
+ * shared + draining = total (in struct kv_block_counts the reserved ones are part of the free ones).
  */
 #ifndef SERVER_HTTP_VIEWS_H
 #define SERVER_HTTP_VIEWS_H
@@ -27,6 +28,7 @@ void srv_view_live(uint64_t turn_age_ms, struct srv_text *text);
 void srv_view_problem(unsigned http_status, const char *code, const char *detail, struct srv_text *text);
 
 /* Prometheus text 0.0.4 (http_metrics.c). */
-void srv_view_metrics(const struct srv_control *control, const struct srv_options *options, struct srv_text *text);
+void srv_view_metrics(
+	const struct srv_control *control, const struct srv_options *options, struct srv_text *text);
 
 #endif

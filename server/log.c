@@ -1,6 +1,6 @@
 /*
- * One write(2) per line, so that lines of two threads never mix. A line is cut at LINE_BYTES_MAX; control characters
- * (a peer may have chosen them) are replaced, so that one event is always exactly one line.
+ * One write(2) per line, so that lines of two threads never mix. A line is cut at LINE_BYTES_MAX; control
+ * characters (a peer may have chosen them) are replaced, so that one event is always exactly one line.
  */
 #include "server/log.h"
 
@@ -60,7 +60,8 @@ void srv_log(enum srv_log_level level, const char *fmt, ...)
 	va_end(args);
 }
 
-void srv_log_limited(struct srv_log_gate *gate, uint64_t now_ns, enum srv_log_level level, const char *fmt, ...)
+void srv_log_limited(
+	struct srv_log_gate *gate, uint64_t now_ns, enum srv_log_level level, const char *fmt, ...)
 {
 	va_list args;
 

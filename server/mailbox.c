@@ -1,6 +1,7 @@
 /*
- * A singly linked list of requests under one mutex; the eventfd only wakes the loop, the list is the truth. The fd is
- * written after the lock is released: the loop that wakes up never finds the lock held by the one who woke it.
+ * A singly linked list of requests under one mutex; the eventfd only wakes the loop, the list is the truth.
+ * The fd is written after the lock is released: the loop that wakes up never finds the lock held by the one
+ * who woke it.
  */
 #include "server/mailbox.h"
 

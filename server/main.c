@@ -23,11 +23,19 @@
 enum { EXIT_DRAINED = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_START = 3 };
 
 static volatile sig_atomic_t n_stop_signals;
+static volatile sig_atomic_t wake_fd =
+	-1; /* the mailbox's: a signal between looking and waiting must not be slept over */
 
 static void on_stop(int signal_number)
 {
+	const int error = errno;
+	const uint64_t one = 1;
+
 	(void)signal_number;
 	n_stop_signals++;
+	if (wake_fd >= 0)
+		(void)!write(wake_fd, &one, sizeof(one));
+	errno = error;
 }
 
 /* No SA_RESTART: the waiting loop must come back and look. */
@@ -95,7 +103,7 @@ static enum kv_status choose_io(const struct srv_options *options, struct kv_io 
 			return kv_fail(err, status, "%s", denied.msg);
 		srv_log(SRV_LOG_WARNING, "using epoll: %s", denied.msg);
 	}
-	snprintf(reason, n_bytes, "%s", options->io == SRV_IO_EPOLL ? "asked for" : denied.msg);
+	snprintf(reason, n_bytes, "%.150s", options->io == SRV_IO_EPOLL ? "asked for" : denied.msg);
 	return srv_io_epoll_create(options->read_ahead_buffers, options->connections_max, out, err);
 }
 
@@ -160,6 +168,7 @@ static enum kv_status start(struct parts *parts, struct kv_error *err)
 	raise_descriptor_limit(options);
 	if ((status = srv_mailbox_init(&parts->mailbox, err)) != KV_OK)
 		return status;
+	wake_fd = parts->mailbox.event_fd;
 	if ((status = choose_io(options, &parts->io, parts->io_reason, sizeof(parts->io_reason), err)) !=
 		KV_OK)
 		return status;
@@ -237,25 +246,9 @@ static void stop(struct parts *parts)
 		parts->backend->ops->destroy(parts->backend);
 	if (parts->io)
 		parts->io->ops->destroy(parts->io);
+	wake_fd = -1;
 	srv_mailbox_finish(&parts->mailbox);
 	srv_options_finish(&parts->options);
-}
-
-/* Do all pools of the configuration make sense? Without taking any memory for them. */
-static enum kv_status check_pools(const struct srv_options *options, struct kv_error *err)
-{
-	size_t i;
-	json_t *json;
-
-	json_array_foreach (options->pools, i, json) {
-		struct kv_pool_spec *spec = NULL;
-		const enum kv_status status = kv_pool_spec_create(json, &spec, err);
-
-		if (status != KV_OK)
-			return status;
-		kv_pool_spec_destroy(spec);
-	}
-	return KV_OK;
 }
 
 int main(int argc, char **argv)
@@ -275,22 +268,18 @@ int main(int argc, char **argv)
 	case SRV_OPTIONS_RUN:
 		break;
 	}
-	enum kv_status status = check_pools(&parts.options, &err);
-
-	if (status != KV_OK || parts.options.is_check_only) {
-		if (status != KV_OK)
-			fprintf(stderr, "tqkvd: %s\n", err.msg);
-		else
-			printf("configuration is valid\n");
+	if (parts.options.is_check_only) {
+		printf("configuration is valid\n");
 		srv_options_finish(&parts.options);
-		return status == KV_OK ? EXIT_DRAINED : EXIT_USAGE;
+		return EXIT_DRAINED;
 	}
 	catch_signals();
-	status = start(&parts, &err);
+	const enum kv_status status = start(&parts, &err);
+
 	if (status != KV_OK) {
 		srv_log(SRV_LOG_ERROR, "cannot start: %s", err.msg);
 		stop(&parts);
-		return status == KV_BAD_CONFIG ? EXIT_USAGE : EXIT_NO_START;
+		return status == KV_BAD_CONFIG || status == KV_UNSUPPORTED ? EXIT_USAGE : EXIT_NO_START;
 	}
 	say_started(&parts);
 	notify("READY=1");

@@ -18,9 +18,9 @@ void srv_counters_reject(struct srv_counters *counters, unsigned status)
 	unsigned idx = SRV_REJECTED_INTERNAL;
 
 	switch (status) {
-#define SRV_STATUS_CASE(name, number, scope, retryable, http, text)                                                    \
-	case (number):                                                                                                 \
-		idx = SRV_REJECTED_##name;                                                                             \
+#define SRV_STATUS_CASE(name, number, scope, retryable, http, text) \
+	case (number):                                              \
+		idx = SRV_REJECTED_##name;                          \
 		break;
 		KV_STATUS_MAP(SRV_STATUS_CASE)
 #undef SRV_STATUS_CASE

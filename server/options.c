@@ -1,6 +1,6 @@
 /*
- * The option table and everything that reads text into it: flags, environment, defaults, and the rules that hold
- * between options. The file is options_json.c.
+ * The option table and everything that reads text into it: flags, environment, defaults, and the rules that
+ * hold between options. The file is options_json.c.
  */
 #include "server/options.h"
 
@@ -15,15 +15,15 @@
 #include "server/io_address.h"
 #include "server/options_internal.h"
 
-#define ROW_NUMBER(name, def, min, max, help)                                                                          \
+#define ROW_NUMBER(name, def, min, max, help) \
 	{ #name, SRV_OPTION_NUMBER, offsetof(struct srv_options, name), NULL, def, min, max, NULL, help },
-#define ROW_BYTES(name, def, min, max, help)                                                                           \
+#define ROW_BYTES(name, def, min, max, help) \
 	{ #name, SRV_OPTION_BYTES, offsetof(struct srv_options, name), NULL, def, min, max, NULL, help },
-#define ROW_TEXT(name, def, help)                                                                                      \
+#define ROW_TEXT(name, def, help) \
 	{ #name, SRV_OPTION_TEXT, offsetof(struct srv_options, name), def, 0, 0, 0, NULL, help },
-#define ROW_ENUM(name, def, values, help)                                                                              \
+#define ROW_ENUM(name, def, values, help) \
 	{ #name, SRV_OPTION_ENUM, offsetof(struct srv_options, name), def, 0, 0, 0, values, help },
-#define ROW_FLAG(name, help)                                                                                           \
+#define ROW_FLAG(name, help) \
 	{ #name, SRV_OPTION_FLAG, offsetof(struct srv_options, name), NULL, 0, 0, 0, NULL, help },
 const struct srv_option_row srv_option_rows[SRV_N_OPTIONS] = { SRV_OPTION_MAP(
 	ROW_NUMBER, ROW_BYTES, ROW_TEXT, ROW_ENUM, ROW_FLAG) };
@@ -82,7 +82,8 @@ void srv_option_expected(const struct srv_option_row *row, char *out, size_t n_b
 	case SRV_OPTION_BYTES:
 		srv_option_bytes_text(row->min, min);
 		srv_option_bytes_text(row->max, max);
-		snprintf(out, n_bytes_max, "a size from %s to %s, in bytes or followed by KiB, MiB or GiB", min, max);
+		snprintf(out, n_bytes_max, "a size from %s to %s, in bytes or followed by KiB, MiB or GiB",
+			min, max);
 		break;
 	case SRV_OPTION_TEXT:
 		snprintf(out, n_bytes_max, "a text of 1 to %u bytes of UTF-8", SRV_OPTION_TEXT_BYTES - 1);
@@ -121,11 +122,12 @@ static enum kv_status refuse(
 	char expected[160];
 
 	srv_option_expected(row, expected, sizeof(expected));
-	return kv_fail(err, KV_BAD_CONFIG, "%s: '%.80s' is not accepted, expected %s", source, given, expected);
+	return kv_fail(
+		err, KV_BAD_CONFIG, "%s: '%.80s' is not accepted, expected %s", source, given, expected);
 }
 
-enum kv_status srv_option_set_number(struct srv_options *options, const struct srv_option_row *row, uint64_t number,
-	const char *source, struct kv_error *err)
+enum kv_status srv_option_set_number(struct srv_options *options, const struct srv_option_row *row,
+	uint64_t number, const char *source, struct kv_error *err)
 {
 	char *field = (char *)options + row->offset;
 
@@ -173,8 +175,8 @@ void srv_option_set_flag(struct srv_options *options, const struct srv_option_ro
 }
 
 /*
- * Digits only: no sign, no blanks, and no leading zero, because "0440" would be read as octal by a person and as
- * decimal by us. *end is the first byte behind the digits.
+ * Digits only: no sign, no blanks, and no leading zero, because "0440" would be read as octal by a person and
+ * as decimal by us. *end is the first byte behind the digits.
  */
 static bool read_number(const char *text, uint64_t *number, const char **end)
 {
@@ -210,8 +212,8 @@ static bool read_bytes(const char *text, uint64_t *n_bytes)
 	return false;
 }
 
-static enum kv_status set_enum(struct srv_options *options, const struct srv_option_row *row, const char *text,
-	const char *source, struct kv_error *err)
+static enum kv_status set_enum(struct srv_options *options, const struct srv_option_row *row,
+	const char *text, const char *source, struct kv_error *err)
 {
 	const char *value;
 	size_t n_bytes;
@@ -225,8 +227,8 @@ static enum kv_status set_enum(struct srv_options *options, const struct srv_opt
 	return refuse(row, text, source, err);
 }
 
-enum kv_status srv_option_set_text(struct srv_options *options, const struct srv_option_row *row, const char *text,
-	const char *source, struct kv_error *err)
+enum kv_status srv_option_set_text(struct srv_options *options, const struct srv_option_row *row,
+	const char *text, const char *source, struct kv_error *err)
 {
 	uint64_t number;
 	const char *end;
@@ -262,8 +264,9 @@ enum kv_status srv_options_add_listen(
 	struct kv_io_address address;
 
 	if (options->n_listen == SRV_LISTEN_MAX)
-		return kv_fail(err, KV_BAD_CONFIG, "%s: '%.80s' is one address too many, at most %u are allowed",
-			source, text, SRV_LISTEN_MAX);
+		return kv_fail(err, KV_BAD_CONFIG,
+			"%s: '%.80s' is one address too many, at most %u are allowed", source, text,
+			SRV_LISTEN_MAX);
 	if (!srv_option_is_text(text))
 		return kv_fail(err, KV_BAD_CONFIG, "%s: the address is not UTF-8", source);
 	memset(&address, 0, sizeof(address));
@@ -333,15 +336,17 @@ enum kv_status srv_options_memory_bytes(
 
 	if (!read_memory(options->memory, &amount, &is_share))
 		return kv_fail(err, KV_BAD_CONFIG,
-			"memory: '%s' is not accepted, expected a size of at least 4096 bytes (2GiB) or a share "
+			"memory: '%s' is not accepted, expected a size of at least 4096 bytes (2GiB) or a "
+			"share "
 			"from 1%% to 100%% of what is free (80%%)",
 			options->memory);
 	if (is_share)
 		amount = free_bytes / 100 * amount + free_bytes % 100 * amount / 100;
 	amount -= amount % 4096;
 	if (amount == 0)
-		return kv_fail(err, KV_BAD_CONFIG, "memory: %s of %llu free bytes is less than one page of 4096 bytes",
-			options->memory, (unsigned long long)free_bytes);
+		return kv_fail(err, KV_BAD_CONFIG,
+			"memory: %s of %llu free bytes is less than one page of 4096 bytes", options->memory,
+			(unsigned long long)free_bytes);
 	*n_bytes = amount;
 	return KV_OK;
 }
@@ -355,8 +360,10 @@ static enum kv_status check_reach(const struct srv_options *options, const struc
 		return KV_OK;
 	srv_address_host_port(address, text, sizeof(text));
 	return kv_fail(err, KV_BAD_CONFIG,
-		"%s: %s can be reached from other machines, and nothing authenticates those who connect. Use a "
-		"loopback address (127.0.0.1) or a Unix socket, or say --insecure if every machine that reaches "
+		"%s: %s can be reached from other machines, and nothing authenticates those who connect. Use "
+		"a "
+		"loopback address (127.0.0.1) or a Unix socket, or say --insecure if every machine that "
+		"reaches "
 		"this address is trusted",
 		option_name, text);
 }
@@ -387,8 +394,9 @@ enum kv_status srv_options_check(struct srv_options *options, struct kv_error *e
 	if (status != KV_OK)
 		return status;
 	if (options->n_listen == 0)
-		return kv_fail(err, KV_BAD_CONFIG, "listen: the list is empty, expected at least one address "
-						   "(unix:PATH or tcp:HOST:PORT)");
+		return kv_fail(err, KV_BAD_CONFIG,
+			"listen: the list is empty, expected at least one address "
+			"(unix:PATH or tcp:HOST:PORT)");
 	for (uint32_t i = 0; i < options->n_listen && status == KV_OK; i++) {
 		options->listen[i].socket_mode = options->socket_mode;
 		status = check_reach(options, &options->listen[i], "listen", err);
@@ -399,8 +407,10 @@ enum kv_status srv_options_check(struct srv_options *options, struct kv_error *e
 		return status;
 	if (options->inflight_bytes_max < options->frame_bytes_max)
 		return kv_fail(err, KV_BAD_CONFIG,
-			"inflight_bytes_max: %llu is less than frame_bytes_max (%llu), so a frame of full size "
+			"inflight_bytes_max: %llu is less than frame_bytes_max (%llu), so a frame of full "
+			"size "
 			"could never be accepted",
-			(unsigned long long)options->inflight_bytes_max, (unsigned long long)options->frame_bytes_max);
+			(unsigned long long)options->inflight_bytes_max,
+			(unsigned long long)options->frame_bytes_max);
 	return KV_OK;
 }

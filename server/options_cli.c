@@ -1,6 +1,6 @@
 /*
- * The command line. It is walked twice: first for --config, --help and --version, then, after the file and the
- * environment, for everything else, so that a flag wins wherever it stands.
+ * The command line. It is walked twice: first for --config, --help and --version, then, after the file and
+ * the environment, for everything else, so that a flag wins wherever it stands.
  */
 #include <getopt.h>
 #include <stdio.h>
@@ -59,17 +59,19 @@ static enum kv_status refuse_unknown(const struct cli *cli, const char *given, s
 {
 	const size_t n_bytes = strcspn(given, "=");
 
-	/* An abbreviation gets the full name told: short forms would change their meaning with every new option. */
+	/* An abbreviation gets the full name told: short forms would change their meaning with every new
+	 * option. */
 	for (const struct option *option = cli->longs; option->name && n_bytes > 2; option++)
 		if (strncmp(option->name, given + 2, n_bytes - 2) == 0)
-			return kv_fail(err, KV_BAD_CONFIG, "%.*s: there is no such option; did you mean --%s?",
-				(int)n_bytes, given, option->name);
+			return kv_fail(err, KV_BAD_CONFIG,
+				"%.*s: there is no such option; did you mean --%s?", (int)n_bytes, given,
+				option->name);
 	return kv_fail(err, KV_BAD_CONFIG, "%.80s: there is no such option; --help lists all of them", given);
 }
 
 /*
- * The next option: its code, or 0 behind the last. *value is its argument or NULL. Failure: not an option, unknown,
- * abbreviated, or without its argument.
+ * The next option: its code, or 0 behind the last. *value is its argument or NULL. Failure: not an option,
+ * unknown, abbreviated, or without its argument.
  */
 static enum kv_status cli_next(struct cli *cli, int *code, const char **value, struct kv_error *err)
 {
@@ -81,8 +83,9 @@ static enum kv_status cli_next(struct cli *cli, int *code, const char **value, s
 	*value = NULL;
 	if (got == -1) {
 		if (optind < cli->argc)
-			return kv_fail(err, KV_BAD_CONFIG, "'%.80s': not an option; all arguments are options that "
-							   "begin with --",
+			return kv_fail(err, KV_BAD_CONFIG,
+				"'%.80s': not an option; all arguments are options that "
+				"begin with --",
 				cli->argv[optind]);
 		return KV_OK;
 	}
@@ -109,7 +112,8 @@ static enum kv_status cli_next(struct cli *cli, int *code, const char **value, s
 	return KV_OK;
 }
 
-/* First walk: what must be known before anything else is read. *outcome stays RUN unless help or version was asked. */
+/* First walk: what must be known before anything else is read. *outcome stays RUN unless help or version was
+ * asked. */
 static enum kv_status walk_first(
 	struct srv_options *options, struct cli *cli, enum srv_options_outcome *outcome, struct kv_error *err)
 {
@@ -136,8 +140,9 @@ static enum kv_status walk_first(
 		if (code != CODE_CONFIG)
 			continue;
 		if (strlen(value) >= sizeof(options->config_path))
-			return kv_fail(err, KV_BAD_CONFIG, "--config: the path has %zu bytes, at most %zu are allowed",
-				strlen(value), sizeof(options->config_path) - 1);
+			return kv_fail(err, KV_BAD_CONFIG,
+				"--config: the path has %zu bytes, at most %zu are allowed", strlen(value),
+				sizeof(options->config_path) - 1);
 		strcpy(options->config_path, value);
 	} while (code != 0);
 	return KV_OK;
@@ -157,7 +162,8 @@ static enum kv_status add_pool(struct srv_options *options, const char *text, st
 	return srv_options_check_pools(options->pools, err);
 }
 
-static enum kv_status apply_flag(struct srv_options *options, int code, const char *value, struct kv_error *err)
+static enum kv_status apply_flag(
+	struct srv_options *options, int code, const char *value, struct kv_error *err)
 {
 	char name[SRV_OPTION_NAME_BYTES_MAX], source[SRV_OPTION_NAME_BYTES_MAX + 2];
 
@@ -201,7 +207,8 @@ static enum kv_status walk_second(struct srv_options *options, struct cli *cli, 
 	} while (true);
 }
 
-/* An empty variable counts as not set: compose files pass ${NAME:-} on. Unknown TQKV_ variables are not ours. */
+/* An empty variable counts as not set: compose files pass ${NAME:-} on. Unknown TQKV_ variables are not ours.
+ */
 static enum kv_status read_environment(struct srv_options *options, struct kv_error *err)
 {
 	char name[SRV_OPTION_NAME_BYTES_MAX], source[SRV_OPTION_NAME_BYTES_MAX + 16];
@@ -213,7 +220,8 @@ static enum kv_status read_environment(struct srv_options *options, struct kv_er
 		if (!value || !*value)
 			continue;
 		snprintf(source, sizeof(source), "environment %s", name);
-		const enum kv_status status = srv_option_set_text(options, &srv_option_rows[i], value, source, err);
+		const enum kv_status status =
+			srv_option_set_text(options, &srv_option_rows[i], value, source, err);
 
 		if (status != KV_OK)
 			return status;
@@ -221,14 +229,16 @@ static enum kv_status read_environment(struct srv_options *options, struct kv_er
 	return KV_OK;
 }
 
-static enum kv_status read_file(struct srv_options *options, const struct kv_files *files, struct kv_error *err)
+static enum kv_status read_file(
+	struct srv_options *options, const struct kv_files *files, struct kv_error *err)
 {
 	char *text = NULL;
 	uint64_t n_bytes = 0;
 
 	if (!options->config_path[0])
 		return KV_OK;
-	enum kv_status status = files->read_all(options->config_path, SRV_CONFIG_BYTES_MAX, &text, &n_bytes, err);
+	enum kv_status status =
+		files->read_all(options->config_path, SRV_CONFIG_BYTES_MAX, &text, &n_bytes, err);
 
 	if (status != KV_OK) {
 		kv_error_wrap(err, "--config");
@@ -258,8 +268,8 @@ static enum kv_status check_pools_completely(const struct srv_options *options, 
 	return KV_OK;
 }
 
-enum srv_options_outcome srv_options_parse(
-	struct srv_options *options, int argc, char **argv, const struct kv_files *files, struct kv_error *err)
+enum srv_options_outcome srv_options_parse(struct srv_options *options, int argc, char **argv,
+	const struct kv_files *files, struct kv_error *err)
 {
 	struct cli cli;
 	enum srv_options_outcome outcome = SRV_OPTIONS_RUN;

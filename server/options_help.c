@@ -107,14 +107,16 @@ void srv_options_print_help(void)
 	      "\n"
 	      "What to read and where to listen\n"
 	      "  --config FILE\n"
-	      "      Configuration file, one JSON object. Its members are the options below with '_' for '-',\n"
+	      "      Configuration file, one JSON object. Its members are the options below with '_' for "
+	      "'-',\n"
 	      "      plus \"listen\" (array of addresses) and \"pools\" (array of pool objects).\n"
 	      "  --check-config\n"
 	      "      Read and check everything, pools included, start nothing. Exit code 0 or 2.\n"
 	      "  --listen unix:PATH or tcp:HOST:PORT\n"
 	      "      Address for clients; may be given up to 8 times. Port 0 picks a free port.\n"
 	      "      Default unix:/run/tqkv/tqkvd.sock and tcp:127.0.0.1:7870.\n"
-	      "  --pool name=NAME,layers=N,q_heads=N,kv_heads=N,head_dim=N,k=FORMAT,v=FORMAT,block_size=N,blocks=N\n"
+	      "  --pool "
+	      "name=NAME,layers=N,q_heads=N,kv_heads=N,head_dim=N,k=FORMAT,v=FORMAT,block_size=N,blocks=N\n"
 	      "      A pool to make at start; may be given many times.\n"
 	      "  --version\n"
 	      "      Version, commit, CUDA and libraries.\n"
@@ -129,16 +131,18 @@ void srv_options_print_help(void)
 	fputs("\n"
 	      "BYTES may end in KiB, MiB or GiB: --frame-bytes-max 2MiB. --name=value works, too.\n"
 	      "A flag wins over the environment, the environment over the file, the file over the default.\n"
-	      "The environment name of an option is TQKV_ and the name in capitals: TQKV_FRAME_BYTES_MAX=2MiB;\n"
+	      "The environment name of an option is TQKV_ and the name in capitals: "
+	      "TQKV_FRAME_BYTES_MAX=2MiB;\n"
 	      "an empty variable counts as not set. --listen and --pool replace the lists of the file.\n"
 	      "\n"
-	      "Exit codes: 0 drained and stopped; 1 failed while running; 2 command line or configuration refused;\n"
+	      "Exit codes: 0 drained and stopped; 1 failed while running; 2 command line or configuration "
+	      "refused;\n"
 	      "3 a backend or listener could not start; 4 the device was lost.\n",
 		stdout);
 }
 
 void srv_options_print_version(void)
 {
-	printf("tqkvd %s\ncommit %s\ncuda %s\nlibmicrohttpd %s\njansson %s\n", srv_version, srv_commit, CUDA_TEXT,
-		MHD_get_version(), jansson_version_str());
+	printf("tqkvd %s\ncommit %s\ncuda %s\nlibmicrohttpd %s\njansson %s\n", srv_version, srv_commit,
+		CUDA_TEXT, MHD_get_version(), jansson_version_str());
 }

@@ -1,6 +1,6 @@
 /*
- * The option table as data, and what options.c, options_json.c and options_help.c share. Only they (and their tests)
- * include this.
+ * The option table as data, and what options.c, options_json.c and options_help.c share. Only they (and their
+ * tests) include this.
  */
 #ifndef SERVER_OPTIONS_INTERNAL_H
 #define SERVER_OPTIONS_INTERNAL_H
@@ -35,10 +35,10 @@ enum srv_option_idx {
 struct srv_option_row {
 	const char *name; /* "frame_bytes_max" */
 	enum srv_option_kind kind;
-	size_t offset;            /* in struct srv_options */
-	const char *default_text; /* TEXT, ENUM */
+	size_t offset;                     /* in struct srv_options */
+	const char *default_text;          /* TEXT, ENUM */
 	uint64_t default_number, min, max; /* NUMBER, BYTES */
-	const char *values; /* ENUM: "a|b|c" */
+	const char *values;                /* ENUM: "a|b|c" */
 	const char *help;
 };
 extern const struct srv_option_row srv_option_rows[SRV_N_OPTIONS];
@@ -59,10 +59,10 @@ void srv_option_expected(const struct srv_option_row *row, char *out, size_t n_b
 void srv_option_bytes_text(uint64_t n_bytes, char out[32]);
 
 /* Set one option; BAD_CONFIG says `source` (where it was given), what was given and what was expected. */
-KV_MUST_CHECK enum kv_status srv_option_set_number(struct srv_options *options, const struct srv_option_row *row,
-	uint64_t number, const char *source, struct kv_error *err);
-KV_MUST_CHECK enum kv_status srv_option_set_text(struct srv_options *options, const struct srv_option_row *row,
-	const char *text, const char *source, struct kv_error *err);
+KV_MUST_CHECK enum kv_status srv_option_set_number(struct srv_options *options,
+	const struct srv_option_row *row, uint64_t number, const char *source, struct kv_error *err);
+KV_MUST_CHECK enum kv_status srv_option_set_text(struct srv_options *options,
+	const struct srv_option_row *row, const char *text, const char *source, struct kv_error *err);
 void srv_option_set_flag(struct srv_options *options, const struct srv_option_row *row, bool is_on);
 uint64_t srv_option_number(const struct srv_options *options, const struct srv_option_row *row);
 
@@ -72,8 +72,8 @@ KV_MUST_CHECK enum kv_status srv_options_check_pools(const json_t *pools, struct
 KV_MUST_CHECK enum kv_status srv_options_add_listen(
 	struct srv_options *options, const char *text, const char *source, struct kv_error *err);
 /*
- * What only the whole can tell: an address beyond loopback without `insecure`, limits that contradict each other,
- * the text of `memory`. Also copies socket_mode into the listen addresses.
+ * What only the whole can tell: an address beyond loopback without `insecure`, limits that contradict each
+ * other, the text of `memory`. Also copies socket_mode into the listen addresses.
  */
 KV_MUST_CHECK enum kv_status srv_options_check(struct srv_options *options, struct kv_error *err);
 

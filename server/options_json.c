@@ -1,6 +1,7 @@
 /*
- * The configuration file: one JSON object whose members are the options, plus "listen" (array of addresses) and
- * "pools" (array of pool objects). GET /v1/config returns the same schema, so that its answer is a valid file.
+ * The configuration file: one JSON object whose members are the options, plus "listen" (array of addresses)
+ * and "pools" (array of pool objects). GET /v1/config returns the same schema, so that its answer is a valid
+ * file.
  */
 #include <stdio.h>
 #include <string.h>
@@ -41,7 +42,8 @@ static void describe(const json_t *value, char *out, size_t n_bytes_max)
 	}
 }
 
-static enum kv_status refuse(const char *member, const json_t *value, const char *expected, struct kv_error *err)
+static enum kv_status refuse(
+	const char *member, const json_t *value, const char *expected, struct kv_error *err)
 {
 	char given[80];
 
@@ -49,8 +51,8 @@ static enum kv_status refuse(const char *member, const json_t *value, const char
 	return kv_fail(err, KV_BAD_CONFIG, "%s: %s is not accepted, expected %s", member, given, expected);
 }
 
-static enum kv_status merge_member(
-	struct srv_options *options, const struct srv_option_row *row, const json_t *value, struct kv_error *err)
+static enum kv_status merge_member(struct srv_options *options, const struct srv_option_row *row,
+	const json_t *value, struct kv_error *err)
 {
 	char expected[160];
 	const bool is_number = row->kind == SRV_OPTION_NUMBER || row->kind == SRV_OPTION_BYTES;
@@ -60,8 +62,10 @@ static enum kv_status merge_member(
 		return KV_OK;
 	}
 	if (is_number && json_is_integer(value) && json_integer_value(value) >= 0)
-		return srv_option_set_number(options, row, (uint64_t)json_integer_value(value), row->name, err);
-	/* A size may be written as "2MiB", too. Text with a zero byte inside cannot come through the parser. */
+		return srv_option_set_number(
+			options, row, (uint64_t)json_integer_value(value), row->name, err);
+	/* A size may be written as "2MiB", too. Text with a zero byte inside cannot come through the parser.
+	 */
 	if (json_is_string(value) && row->kind != SRV_OPTION_NUMBER && row->kind != SRV_OPTION_FLAG)
 		return srv_option_set_text(options, row, json_string_value(value), row->name, err);
 	srv_option_expected(row, expected, sizeof(expected));
@@ -81,7 +85,8 @@ static enum kv_status merge_listen(struct srv_options *options, const json_t *li
 		snprintf(source, sizeof(source), "listen[%zu]", idx);
 		if (!json_is_string(value))
 			return refuse(source, value, "an address (unix:PATH or tcp:HOST:PORT)", err);
-		const enum kv_status status = srv_options_add_listen(options, json_string_value(value), source, err);
+		const enum kv_status status =
+			srv_options_add_listen(options, json_string_value(value), source, err);
 
 		if (status != KV_OK)
 			return status;
@@ -89,7 +94,8 @@ static enum kv_status merge_listen(struct srv_options *options, const json_t *li
 	return KV_OK;
 }
 
-/* Shape and names only; what a pool's members mean is checked when the pool is made (and by --check-config). */
+/* Shape and names only; what a pool's members mean is checked when the pool is made (and by --check-config).
+ */
 enum kv_status srv_options_check_pools(const json_t *pools, struct kv_error *err)
 {
 	char member[48];
@@ -112,7 +118,8 @@ enum kv_status srv_options_check_pools(const json_t *pools, struct kv_error *err
 
 			if (other_idx < idx && name && other_name && strcmp(name, other_name) == 0)
 				return kv_fail(err, KV_BAD_CONFIG,
-					"%s.name: '%.64s' is already the name of pools[%zu]", member, name, other_idx);
+					"%s.name: '%.64s' is already the name of pools[%zu]", member, name,
+					other_idx);
 		}
 	}
 	return KV_OK;
@@ -154,16 +161,17 @@ static enum kv_status merge_object(struct srv_options *options, json_t *root, st
 	return KV_OK;
 }
 
-enum kv_status srv_options_merge_json(
-	struct srv_options *options, const char *text, uint64_t n_bytes, const char *source, struct kv_error *err)
+enum kv_status srv_options_merge_json(struct srv_options *options, const char *text, uint64_t n_bytes,
+	const char *source, struct kv_error *err)
 {
 	json_error_t json_error;
 	json_t *root = json_loadb(text, (size_t)n_bytes, JSON_REJECT_DUPLICATES, &json_error);
 
 	if (!root)
-		return kv_fail(err, KV_BAD_CONFIG, "%.200s:%d:%d: %s", source, json_error.line, json_error.column,
-			json_error.text);
-	/* A copy, so that a refused text changes nothing. It borrows the pools until all of it is accepted. */
+		return kv_fail(err, KV_BAD_CONFIG, "%.200s:%d:%d: %s", source, json_error.line,
+			json_error.column, json_error.text);
+	/* A copy, so that a refused text changes nothing. It borrows the pools until all of it is accepted.
+	 */
 	struct srv_options next = *options;
 	enum kv_status status = KV_OK;
 
@@ -215,7 +223,8 @@ static json_t *row_to_json(const struct srv_options *options, const struct srv_o
 	case SRV_OPTION_TEXT:
 		return json_string((const char *)options + row->offset);
 	case SRV_OPTION_ENUM:
-		if (!srv_option_enum_value(row->values, (uint32_t)srv_option_number(options, row), &value, &n_bytes))
+		if (!srv_option_enum_value(
+			    row->values, (uint32_t)srv_option_number(options, row), &value, &n_bytes))
 			return NULL;
 		return json_stringn(value, n_bytes);
 	case SRV_OPTION_FLAG:
@@ -232,7 +241,8 @@ json_t *srv_options_to_json(const struct srv_options *options)
 	int failed = !root || !listen;
 
 	for (size_t i = 0; i < SRV_N_OPTIONS && !failed; i++)
-		failed = json_object_set_new(root, srv_option_rows[i].name, row_to_json(options, &srv_option_rows[i]));
+		failed = json_object_set_new(
+			root, srv_option_rows[i].name, row_to_json(options, &srv_option_rows[i]));
 	for (uint32_t i = 0; i < options->n_listen && !failed; i++) {
 		srv_address_text(&options->listen[i], text, sizeof(text));
 		failed = json_array_append_new(listen, json_string(text));

@@ -107,13 +107,27 @@ static void answer_session(struct srv_server *server, struct srv_control *contro
 	control->n_rows = n;
 }
 
-static uint32_t sessions_of(struct srv_server *server, uint64_t owner_id)
-{
-	uint32_t slot = 0, n = 0;
+#define OWNER_BUCKETS 512u /* twice SRV_CONTROL_ROWS_MAX, a power of two */
 
-	for (struct kv_session *session; (session = kv_session_next(server->domain, &slot));)
-		n += session->owner_id == owner_id;
-	return n;
+/* Counts the sessions of each listed connection in one pass over the sessions. */
+static void count_sessions(struct srv_server *server, struct srv_control *control)
+{
+	uint16_t buckets[OWNER_BUCKETS] = { 0 }; /* 1 + row, 0 = empty */
+	struct srv_connection_row *rows = control->rows.connections;
+	uint32_t slot = 0;
+
+	for (uint32_t i = 0; i < control->n_rows; i++) {
+		uint32_t at = (uint32_t)rows[i].id % OWNER_BUCKETS;
+
+		while (buckets[at])
+			at = (at + 1) % OWNER_BUCKETS;
+		buckets[at] = (uint16_t)(i + 1);
+	}
+	for (struct kv_session *session; (session = kv_session_next(server->domain, &slot));) {
+		for (uint32_t at = (uint32_t)session->owner_id % OWNER_BUCKETS; buckets[at];
+			at = (at + 1) % OWNER_BUCKETS)
+			rows[buckets[at] - 1].n_sessions += rows[buckets[at] - 1].id == session->owner_id;
+	}
 }
 
 /* The cursor is an index into the table of connections: stable while connections come and go. */
@@ -142,10 +156,10 @@ static void answer_connections(struct srv_server *server, struct srv_control *co
 		row->bytes_out = conn->bytes_out;
 		row->frames_in = conn->n_frames_in;
 		row->n_inflight = conn->n_inflight;
-		row->n_sessions = sessions_of(server, conn->id);
 		row->state = kv_sm_name(&conn->sm);
 	}
 	control->cursor_next = n_left > 0 ? i : 0;
+	count_sessions(server, control);
 }
 
 static void answer_info(struct srv_server *server, struct srv_info *info)

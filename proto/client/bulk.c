@@ -18,8 +18,8 @@ static void fail_call(struct tqkv_bulk *bulk, const struct tqkv_error *error)
 /* ---- Replies ---- */
 
 /* Copies outputs of one piece; `reply_q_at` counts the queries in front of it in the frame. */
-static void take_outputs(struct tqkv_bulk *bulk, const struct tqkv_reply *reply, const struct tqkv_piece *piece,
-	uint64_t reply_q_at)
+static void take_outputs(struct tqkv_bulk *bulk, const struct tqkv_reply *reply,
+	const struct tqkv_piece *piece, uint64_t reply_q_at)
 {
 	const uint64_t out_bytes = bulk->call.out_bytes;
 	const uint64_t lse_bytes = bulk->call.lse_bytes;
@@ -32,7 +32,8 @@ static void take_outputs(struct tqkv_bulk *bulk, const struct tqkv_reply *reply,
 			(size_t)(piece->q_len * lse_bytes));
 }
 
-static void take_ok(struct tqkv_bulk *bulk, const struct tqkv_piece *piece, const struct tqkv_item_result *got)
+static void take_ok(
+	struct tqkv_bulk *bulk, const struct tqkv_piece *piece, const struct tqkv_item_result *got)
 {
 	struct tqkv_bulk_item *item = &bulk->items[piece->item_idx];
 	struct tqkv_item_result *result = &bulk->results[piece->item_idx];
@@ -41,7 +42,8 @@ static void take_ok(struct tqkv_bulk *bulk, const struct tqkv_piece *piece, cons
 		struct tqkv_error error;
 
 		/* It was planned on top of a piece that left no trace. */
-		tqkv_fail(&error, TQKV_BAD_FRAME, "sequence %llu: a piece was accepted after an earlier one was refused",
+		tqkv_fail(&error, TQKV_BAD_FRAME,
+			"sequence %llu: a piece was accepted after an earlier one was refused",
 			(unsigned long long)got->sequence);
 		tqkv_conn_lose(bulk->call.session->conn, &error);
 		fail_call(bulk, &error);
@@ -59,8 +61,8 @@ static void take_ok(struct tqkv_bulk *bulk, const struct tqkv_piece *piece, cons
 	result->row = got->row;
 }
 
-static void take_refusal(
-	struct tqkv_bulk *bulk, const struct tqkv_piece *piece, const struct tqkv_item_result *got, bool is_retryable)
+static void take_refusal(struct tqkv_bulk *bulk, const struct tqkv_piece *piece,
+	const struct tqkv_item_result *got, bool is_retryable)
 {
 	struct tqkv_bulk_item *item = &bulk->items[piece->item_idx];
 	struct tqkv_item_result *result = &bulk->results[piece->item_idx];
@@ -219,8 +221,8 @@ static enum tqkv_status sync_item(struct tqkv_bulk *bulk, uint32_t item_idx, str
 	struct tqkv_bulk_item *item = &bulk->items[item_idx];
 	struct tqkv_reply reply;
 	uint32_t length_min = 0, length_max = 0;
-	const enum tqkv_status status = tqkv_session_tell_page(
-		bulk->call.session, sequence, 1, true, bulk->deadline_ns, &reply, err);
+	const enum tqkv_status status =
+		tqkv_session_tell_page(bulk->call.session, sequence, 1, true, bulk->deadline_ns, &reply, err);
 
 	if (status != TQKV_OK)
 		return status;
@@ -259,8 +261,8 @@ static bool recover(struct tqkv_bulk *bulk)
 	enum tqkv_status status;
 
 	if (bulk->call.op == TQKV_OP_FREE ||
-		!tqkv_conn_recover(
-			session->conn, bulk->error.status, &bulk->n_recoveries, bulk->deadline_ns, &bulk->error))
+		!tqkv_conn_recover(session->conn, bulk->error.status, &bulk->n_recoveries, bulk->deadline_ns,
+			&bulk->error))
 		return false;
 	status = tqkv_session_check(session, &bulk->error);
 	for (uint32_t item_idx = 0; status == TQKV_OK && is_append && item_idx < n_items(bulk); item_idx++)
@@ -293,7 +295,8 @@ static void run_pass(struct tqkv_bulk *bulk)
 		for (uint32_t item_idx = 0; item_idx < n_items(bulk) && !has_open; item_idx++)
 			has_open = !bulk->items[item_idx].is_over;
 		if (!has_open ||
-			!tqkv_backoff_pause(&backoff, bulk->call.session->conn, bulk->retry_after_ms, bulk->deadline_ns))
+			!tqkv_backoff_pause(
+				&backoff, bulk->call.session->conn, bulk->retry_after_ms, bulk->deadline_ns))
 			break;
 		bulk->result->n_retried += rewind_items(bulk);
 	}
@@ -323,7 +326,8 @@ static void run_passes(struct tqkv_bulk *bulk)
 
 	do {
 		bulk->layer_first = rows->layer_first + n_done;
-		bulk->n_layers = has_rows && n_step > rows->n_layers - n_done ? rows->n_layers - n_done : n_step;
+		bulk->n_layers =
+			has_rows && n_step > rows->n_layers - n_done ? rows->n_layers - n_done : n_step;
 		bulk->is_last_pass = !has_rows || n_done + bulk->n_layers == rows->n_layers;
 		begin_pass(bulk);
 		run_pass(bulk);
@@ -437,10 +441,12 @@ static enum tqkv_status check_outputs(
 
 	if (out_bytes > 0 && (!result->out || result->out_bytes_max < out_bytes))
 		return tqkv_fail(err, TQKV_BAD_ARG, "out has %llu bytes, expected %llu",
-			result->out ? (unsigned long long)result->out_bytes_max : 0, (unsigned long long)out_bytes);
+			result->out ? (unsigned long long)result->out_bytes_max : 0,
+			(unsigned long long)out_bytes);
 	if (lse_bytes > 0 && (!result->lse || result->lse_bytes_max < lse_bytes))
 		return tqkv_fail(err, TQKV_BAD_ARG, "lse has %llu bytes, expected %llu",
-			result->lse ? (unsigned long long)result->lse_bytes_max : 0, (unsigned long long)lse_bytes);
+			result->lse ? (unsigned long long)result->lse_bytes_max : 0,
+			(unsigned long long)lse_bytes);
 	return TQKV_OK;
 }
 
@@ -500,8 +506,9 @@ static enum tqkv_status run_rows(struct tqkv_session *session, enum tqkv_op op, 
 	return status == TQKV_OK ? run(&call, timeout_ms, result, err) : status;
 }
 
-static enum tqkv_status run_items(struct tqkv_session *session, enum tqkv_op op, const struct tqkv_item *items,
-	uint32_t count, uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
+static enum tqkv_status run_items(struct tqkv_session *session, enum tqkv_op op,
+	const struct tqkv_item *items, uint32_t count, uint32_t timeout_ms, struct tqkv_rows_result *result,
+	struct tqkv_error *err)
 {
 	struct tqkv_rows_call call;
 	struct tqkv_rows rows;

@@ -1,10 +1,11 @@
 /*
  * Bulk: one blocking row operation of any size, as frames.
  *
- * Rounds: in a round every unfinished item is cut into pieces that fit frames, a few frames are in flight at once, and
- * replies are taken in the order of sending. A piece that is refused stops its item for this round: later pieces
- * of it, already on the way, were planned on top of it and are refused too (POSITION), which means nothing. After the round
- * the items that were refused with a retryable status are tried again from where they stand.
+ * Rounds: in a round every unfinished item is cut into pieces that fit frames, a few frames are in flight at
+ * once, and replies are taken in the order of sending. A piece that is refused stops its item for this round:
+ * later pieces of it, already on the way, were planned on top of it and are refused too (POSITION), which
+ * means nothing. After the round the items that were refused with a retryable status are tried again from
+ * where they stand.
  *
  * Within a layer range an item is: waiting (sent == done), on the way (sent > done), refused, or over.
  */
@@ -18,13 +19,13 @@ enum {
 };
 
 struct tqkv_bulk_item {
-	uint64_t token_at, q_at; /* where its rows start in the caller's */
+	uint64_t token_at, q_at;                   /* where its rows start in the caller's */
 	uint32_t position, n_tokens, q_len, flags; /* as asked for; what the operation does not have is 0 */
-	uint32_t done, sent;     /* tokens: acknowledged, and with those on the way */
-	bool is_last_sent;       /* the piece that ends the item is on the way */
-	bool is_refused;         /* in this round */
-	bool is_over;            /* nothing more to do */
-	bool is_created;         /* the sequence exists, so no CREATE */
+	uint32_t done, sent;                       /* tokens: acknowledged, and with those on the way */
+	bool is_last_sent;                         /* the piece that ends the item is on the way */
+	bool is_refused;                           /* in this round */
+	bool is_over;                              /* nothing more to do */
+	bool is_created;                           /* the sequence exists, so no CREATE */
 };
 
 struct tqkv_flight {

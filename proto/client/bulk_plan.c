@@ -28,7 +28,8 @@ static uint32_t tokens_fit(
 	const uint64_t n_q = frame->n_q + q_len;
 	const uint64_t frame_bytes_max = call->session->conn->server.frame_bytes_max;
 	/* Two paddings between three segments are the part that is not exact: never more than this. */
-	const uint64_t other_bytes = kvp_payload_start(KVP_BYTES(rows_req), frame->n_pieces + 1, KVP_ITEM_BYTES) +
+	const uint64_t other_bytes =
+		kvp_payload_start(KVP_BYTES(rows_req), frame->n_pieces + 1, KVP_ITEM_BYTES) +
 		n_q * call->q_bytes + 2 * (uint64_t)KVP_ALIGN_BYTES;
 	uint64_t n = 0;
 
@@ -39,8 +40,9 @@ static uint32_t tokens_fit(
 	n = n > frame->n_tokens ? n - frame->n_tokens : 0;
 	if (n > n_wanted)
 		n = n_wanted;
-	while (n < n_wanted && tqkv_frame_fits(call, frame->op, frame->n_layers, frame->n_pieces + 1,
-				       frame->n_tokens + n + 1, n_q))
+	while (n < n_wanted &&
+		tqkv_frame_fits(
+			call, frame->op, frame->n_layers, frame->n_pieces + 1, frame->n_tokens + n + 1, n_q))
 		n++;
 	return (uint32_t)n;
 }
@@ -52,8 +54,8 @@ static uint32_t n_tail(const struct tqkv_bulk_item *item)
 }
 
 /*
- * The operation that the item's next piece needs. An APPEND_DECODE that is too large for a frame is appended first; one
- * whose rows are known to be committed only decodes.
+ * The operation that the item's next piece needs. An APPEND_DECODE that is too large for a frame is appended
+ * first; one whose rows are known to be committed only decodes.
  */
 static enum tqkv_op next_op(const struct tqkv_bulk *bulk, uint32_t item_idx)
 {
@@ -97,7 +99,8 @@ static bool add_piece(struct tqkv_bulk *bulk, struct tqkv_frame *frame, uint32_t
 		.position = item->position + item->sent,
 		.n_tokens = n_tokens,
 		.q_len = q_len,
-		.flags = item->sent > 0 || item->is_created ? item->flags & ~(uint32_t)TQKV_CREATE : item->flags,
+		.flags = item->sent > 0 || item->is_created ? item->flags & ~(uint32_t)TQKV_CREATE
+							    : item->flags,
 		.is_last = item->is_last_sent,
 		.token_at = item->token_at + item->sent,
 		.q_at = item->q_at,

@@ -1,6 +1,7 @@
 /*
  * A connection's life: made by tqkv_connect(), lost by a failure, made again by tqkv_reconnect(), freed by
- * tqkv_disconnect(). Entries of requests outlive the socket, so that replies which came before a loss can be fetched.
+ * tqkv_disconnect(). Entries of requests outlive the socket, so that replies which came before a loss can be
+ * fetched.
  */
 #include <errno.h>
 #include <poll.h>
@@ -85,12 +86,14 @@ static enum tqkv_status take_hello(
 	struct tqkv_conn *conn, const struct kvp_hello_reply *hello, struct tqkv_error *err)
 {
 	if (hello->proto < KVP_PROTO_MIN || hello->proto > KVP_PROTO_MAX)
-		return tqkv_fail(err, TQKV_BAD_FRAME, "HELLO: the server chose protocol version %u", hello->proto);
+		return tqkv_fail(
+			err, TQKV_BAD_FRAME, "HELLO: the server chose protocol version %u", hello->proto);
 	if (hello->frame_bytes_max < KVP_FRAME_BYTES_MIN || hello->frame_bytes_max > KVP_FRAME_BYTES_MAX)
 		return tqkv_fail(err, TQKV_BAD_FRAME, "HELLO: frame_bytes_max %llu is outside %d to %d",
 			(unsigned long long)hello->frame_bytes_max, KVP_FRAME_BYTES_MIN, KVP_FRAME_BYTES_MAX);
 	if (hello->boot_id == 0 || hello->items_max == 0 || hello->inflight_requests_max == 0)
-		return tqkv_fail(err, TQKV_BAD_FRAME, "HELLO: boot_id, items_max or inflight_requests_max is 0");
+		return tqkv_fail(
+			err, TQKV_BAD_FRAME, "HELLO: boot_id, items_max or inflight_requests_max is 0");
 	conn->server = (struct tqkv_server_info){
 		.boot_id = hello->boot_id,
 		.features = hello->features,
@@ -187,16 +190,17 @@ static void set_defaults(struct tqkv_options *options)
 
 static enum tqkv_status check_options(const struct tqkv_options *options, struct tqkv_error *err)
 {
-	const uint32_t known = TQKV_OPTION_BODY_CRC | TQKV_OPTION_TIMINGS | TQKV_OPTION_NO_RETRY |
-		TQKV_OPTION_RECONNECT;
+	const uint32_t known =
+		TQKV_OPTION_BODY_CRC | TQKV_OPTION_TIMINGS | TQKV_OPTION_NO_RETRY | TQKV_OPTION_RECONNECT;
 
 	if (options->flags & ~known)
 		return tqkv_fail(err, TQKV_BAD_ARG, "options: unknown flags 0x%x", options->flags & ~known);
 	if (options->requests_max > TQKV_REQUESTS_MAX)
-		return tqkv_fail(err, TQKV_BAD_ARG, "options: requests_max %u is above %d", options->requests_max,
-			TQKV_REQUESTS_MAX);
+		return tqkv_fail(err, TQKV_BAD_ARG, "options: requests_max %u is above %d",
+			options->requests_max, TQKV_REQUESTS_MAX);
 	if (options->token && strlen(options->token) > KVP_TOKEN_BYTES_MAX)
-		return tqkv_fail(err, TQKV_BAD_ARG, "options: the token is longer than %d bytes", KVP_TOKEN_BYTES_MAX);
+		return tqkv_fail(
+			err, TQKV_BAD_ARG, "options: the token is longer than %d bytes", KVP_TOKEN_BYTES_MAX);
 	if (options->client_name && strlen(options->client_name) > KVP_CLIENT_NAME_BYTES_MAX)
 		return tqkv_fail(err, TQKV_BAD_ARG, "options: client_name is longer than %d bytes",
 			KVP_CLIENT_NAME_BYTES_MAX);

@@ -4,8 +4,9 @@
 
 #include "proto/client/conn.h"
 
-/* The public numbers are those of the one table; a status that is added there and not here does not compile. */
-#define STATUS_IS_SAME(name, number, scope, retryable, http, text)                                           \
+/* The public numbers are those of the one table; a status that is added there and not here does not compile.
+ */
+#define STATUS_IS_SAME(name, number, scope, retryable, http, text) \
 	_Static_assert((int)TQKV_##name == (int)KV_##name, #name);
 KV_STATUS_MAP(STATUS_IS_SAME)
 _Static_assert((int)TQKV_SCOPE_DAEMON == (int)KV_SCOPE_DAEMON, "scopes are the wire's");
@@ -47,7 +48,8 @@ enum tqkv_status tqkv_fail(struct tqkv_error *err, enum tqkv_status status, cons
 		return status;
 	*err = (struct tqkv_error){
 		.status = status,
-		/* In the table IO_ERROR and NO_MEMORY are failures of a start, here of one connection or call. */
+		/* In the table IO_ERROR and NO_MEMORY are failures of a start, here of one connection or
+		   call. */
 		.scope = status == TQKV_IO_ERROR || status == TQKV_NO_MEMORY ? TQKV_SCOPE_CONN
 									     : (enum tqkv_scope)row->scope,
 		.is_retryable = row->is_retryable,

@@ -1,10 +1,10 @@
 /*
  * Bytes of a connection, both ways at once.
  *
- * Sending: queued frames, up to 16 per system call. Receiving: a header from the staging buffer, then the body straight
- * into its request's buffer with the staging buffer behind it, so that a large reply is not copied and a small one costs
- * one call. Everything that does not fit the protocol loses the connection: after one wrong length nothing that
- * follows can be trusted.
+ * Sending: queued frames, up to 16 per system call. Receiving: a header from the staging buffer, then the
+ * body straight into its request's buffer with the staging buffer behind it, so that a large reply is not
+ * copied and a small one costs one call. Everything that does not fit the protocol loses the connection:
+ * after one wrong length nothing that follows can be trusted.
  */
 #include <errno.h>
 #include <poll.h>
@@ -58,14 +58,13 @@ static void dequeue_first(struct tqkv_conn *conn)
 	tqkv_request_release_if_over(request);
 }
 
-/* Frames that nobody waits for any more are dropped as long as none of their bytes is on the way. */
+/* Frames whose deadline passed are dropped as long as none of their bytes is on the way. */
 static void drop_late(struct tqkv_conn *conn, int64_t now_ns)
 {
 	while (conn->send_first && conn->send_first->n_sent == 0) {
 		struct tqkv_request *request = conn->send_first;
-		const bool is_late = request->deadline_ns != 0 && request->deadline_ns <= now_ns;
 
-		if (!is_late && !request->is_forgotten)
+		if (request->deadline_ns == 0 || request->deadline_ns > now_ns)
 			return;
 		if (!request->is_done)
 			tqkv_request_end(request, TQKV_DEADLINE, false);
@@ -79,7 +78,9 @@ static void write_header(struct tqkv_request *request, int64_t now_ns)
 	if (request->deadline_ns != 0) {
 		const int64_t left_us = (request->deadline_ns - now_ns + 999) / 1000;
 
-		request->header.deadline_us = left_us < 1 ? 1 : left_us > UINT32_MAX ? UINT32_MAX : (uint32_t)left_us;
+		request->header.deadline_us = left_us < 1 ? 1
+			: left_us > UINT32_MAX            ? UINT32_MAX
+							  : (uint32_t)left_us;
 	}
 	kvp_header_encode(&request->header, request->frame.data);
 }
@@ -136,7 +137,8 @@ void tqkv_conn_flush(struct tqkv_conn *conn)
 		} else if (errno == EAGAIN || errno == EWOULDBLOCK) {
 			return;
 		} else if (errno != EINTR) {
-			/* A server that refuses a frame answers before it closes: the reason may still be read. */
+			/* A server that refuses a frame answers before it closes: the reason may still be
+			 * read. */
 			conn->is_send_broken = true;
 		}
 	}
@@ -287,7 +289,8 @@ static bool receive_once(struct tqkv_conn *conn)
 
 	/* Inside a body the staging buffer is empty; otherwise it holds the start of a header at most. */
 	if (conn->staging_first > 0) {
-		memmove(conn->staging, conn->staging + conn->staging_first, conn->staging_end - conn->staging_first);
+		memmove(conn->staging, conn->staging + conn->staging_first,
+			conn->staging_end - conn->staging_first);
 		conn->staging_end -= conn->staging_first;
 		conn->staging_first = 0;
 	}

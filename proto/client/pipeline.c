@@ -103,8 +103,9 @@ enum tqkv_status tqkv_submit_append_decode(struct tqkv_session *session, const s
 	return tqkv_submit_rows(session, TQKV_OP_APPEND_DECODE, rows, timeout_ms, request_id, err);
 }
 
-enum tqkv_status tqkv_submit_items(struct tqkv_session *session, enum tqkv_op op, const struct tqkv_item *items,
-	uint32_t n_items, uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err)
+enum tqkv_status tqkv_submit_items(struct tqkv_session *session, enum tqkv_op op,
+	const struct tqkv_item *items, uint32_t n_items, uint32_t timeout_ms, uint64_t *request_id,
+	struct tqkv_error *err)
 {
 	struct tqkv_rows_call call;
 	struct tqkv_rows rows;

@@ -75,8 +75,9 @@ enum tqkv_status tqkv_pool_info(struct tqkv_conn *conn, const char *pool, uint32
 	return TQKV_OK;
 }
 
-enum tqkv_status tqkv_pool_rows(struct tqkv_conn *conn, const char *pool, enum tqkv_pool_rows what, uint32_t layer,
-	uint32_t n_rows, uint32_t row_floats, float *out, uint32_t timeout_ms, struct tqkv_error *err)
+enum tqkv_status tqkv_pool_rows(struct tqkv_conn *conn, const char *pool, enum tqkv_pool_rows what,
+	uint32_t layer, uint32_t n_rows, uint32_t row_floats, float *out, uint32_t timeout_ms,
+	struct tqkv_error *err)
 {
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(conn, timeout_ms);
 	const uint64_t row_bytes = (uint64_t)row_floats * sizeof(float);
@@ -128,7 +129,8 @@ enum tqkv_status tqkv_pool_compare(struct tqkv_conn *conn, const char *pool, con
 		memcpy(json, reply.payload, (size_t)reply.payload_bytes);
 	json[reply.payload_bytes] = '\0';
 	if (tqkv_pool_json_differs(pool_json, json, difference, sizeof(difference)))
-		status = tqkv_fail(err, TQKV_FORMAT_MISMATCH, "pool %s is not the expected one: %s", pool, difference);
+		status = tqkv_fail(
+			err, TQKV_FORMAT_MISMATCH, "pool %s is not the expected one: %s", pool, difference);
 	free(json);
 	return status;
 }

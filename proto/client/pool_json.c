@@ -1,8 +1,9 @@
 /*
  * The first difference of two canonical JSON texts (compact, keys sorted), named as a path.
  *
- * Both texts are equal up to the first differing byte, so one scan of the common part gives the path for both: a
- * stack of open objects and arrays, each with its current key or index. No parsing of numbers, no recursion.
+ * Both texts are equal up to the first differing byte, so one scan of the common part gives the path for
+ * both: a stack of open objects and arrays, each with its current key or index. No parsing of numbers, no
+ * recursion.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,16 +15,16 @@
 
 struct level {
 	bool is_array;
-	size_t index;       /* array: of the current element */
-	const char *key;    /* object: the current key's text between the quotes; NULL before the first */
+	size_t index;    /* array: of the current element */
+	const char *key; /* object: the current key's text between the quotes; NULL before the first */
 	size_t key_bytes;
 };
 
 struct scan {
 	struct level levels[DEPTH_MAX];
 	size_t depth;
-	const char *token;  /* start of the key or value that the scan is in */
-	bool is_key;        /* the token is a key */
+	const char *token; /* start of the key or value that the scan is in */
+	bool is_key;       /* the token is a key */
 };
 
 /* The end of the string that starts at the quote `text`: behind its closing quote, or `end`. */
@@ -100,7 +101,8 @@ static void write_path(const struct scan *scan, char *out, size_t n_bytes_max)
 	size_t n = 0;
 
 	out[0] = '\0';
-	for (size_t level_idx = 0; level_idx < scan->depth && level_idx < DEPTH_MAX && n < n_bytes_max; level_idx++) {
+	for (size_t level_idx = 0; level_idx < scan->depth && level_idx < DEPTH_MAX && n < n_bytes_max;
+		level_idx++) {
 		const struct level *level = &scan->levels[level_idx];
 		/* In front of a key that differs, the last level has no member yet. */
 		const bool is_open = scan->is_key && level_idx + 1 == scan->depth;
@@ -154,8 +156,13 @@ bool tqkv_pool_json_differs(const char *expected, const char *got, char *text, s
 
 	const char *expected_token = scan.token;
 	const char *got_token = got + (scan.token - expected);
+	int expected_bytes = token_bytes(expected_token);
+	int got_bytes = token_bytes(got_token);
 
-	snprintf(text, text_bytes_max, "%s%s: expected %.*s, got %.*s", scan.is_key ? "a member of " : "", path,
-		token_bytes(expected_token), expected_token, token_bytes(got_token), got_token);
+	/* The token is the same and what follows is not: one text has more elements. */
+	if (expected_token + expected_bytes <= expected + n_common && got_token + got_bytes <= got + n_common)
+		expected_bytes = got_bytes = 48;
+	snprintf(text, text_bytes_max, "%s%s: expected %.*s, got %.*s", scan.is_key ? "a member of " : "",
+		path, expected_bytes, expected_token, got_bytes, got_token);
 	return true;
 }

@@ -27,7 +27,8 @@ static struct kvp_read_req read_req(const struct tqkv_read *read)
 	};
 }
 
-static enum tqkv_status check(const struct tqkv_session *session, const struct tqkv_read *read, struct tqkv_error *err)
+static enum tqkv_status check(
+	const struct tqkv_session *session, const struct tqkv_read *read, struct tqkv_error *err)
 {
 	const enum tqkv_status status = tqkv_session_check(session, err);
 
@@ -72,7 +73,8 @@ static enum tqkv_status append_rows(
 	struct cursor *cursor, const void *rows, uint64_t n_bytes, const char *what, struct tqkv_error *err)
 {
 	if (n_bytes > cursor->left_bytes)
-		return tqkv_fail(err, TQKV_BAD_ARG, "the buffer for %s is too small: %llu bytes more are needed", what,
+		return tqkv_fail(err, TQKV_BAD_ARG,
+			"the buffer for %s is too small: %llu bytes more are needed", what,
 			(unsigned long long)(n_bytes - cursor->left_bytes));
 	if (n_bytes > 0)
 		memcpy(cursor->at, rows, (size_t)n_bytes);
@@ -92,8 +94,8 @@ struct transfer {
 };
 
 /* One request, repeated while the server is busy. */
-static enum tqkv_status ask(struct transfer *transfer, const struct kvp_read_req *req, struct tqkv_reply *reply,
-	struct tqkv_error *err)
+static enum tqkv_status ask(struct transfer *transfer, const struct kvp_read_req *req,
+	struct tqkv_reply *reply, struct tqkv_error *err)
 {
 	struct tqkv_conn *conn = transfer->session->conn;
 	struct tqkv_error error;
@@ -102,14 +104,15 @@ static enum tqkv_status ask(struct transfer *transfer, const struct kvp_read_req
 		enum tqkv_status status = tqkv_session_check(transfer->session, &error);
 
 		if (status == TQKV_OK)
-			status = tqkv_call(conn, transfer->session, &read_shape, fill_read, req, transfer->deadline_ns,
-				reply, NULL, &error);
+			status = tqkv_call(conn, transfer->session, &read_shape, fill_read, req,
+				transfer->deadline_ns, reply, NULL, &error);
 		if (status == TQKV_OK)
 			return status;
 		if (tqkv_conn_recover(conn, status, &transfer->n_recoveries, transfer->deadline_ns, &error))
 			continue;
 		if (error.is_retryable && !error.is_local &&
-			tqkv_backoff_pause(&transfer->backoff, conn, error.retry_after_ms, transfer->deadline_ns))
+			tqkv_backoff_pause(
+				&transfer->backoff, conn, error.retry_after_ms, transfer->deadline_ns))
 			continue;
 		if (err)
 			*err = error;
@@ -147,8 +150,8 @@ static enum tqkv_status transfer_range(
 }
 
 /* All layers at once if they fit, else one after another: the order of the output stays the same. */
-static enum tqkv_status transfer_all(
-	struct transfer *transfer, const struct tqkv_read *read, uint8_t k_dtype, uint8_t v_dtype, struct tqkv_error *err)
+static enum tqkv_status transfer_all(struct transfer *transfer, const struct tqkv_read *read, uint8_t k_dtype,
+	uint8_t v_dtype, struct tqkv_error *err)
 {
 	struct kvp_read_req req = read_req(read);
 	enum tqkv_status status = TQKV_OK;
@@ -182,7 +185,8 @@ enum tqkv_status tqkv_read(
 
 	if (status != TQKV_OK)
 		return status;
-	/* One side at a time, a packed reply's size is that of its rows; with both there is padding in between. */
+	/* One side at a time, a packed reply's size is that of its rows; with both there is padding in
+	 * between. */
 	if (is_packed && read->k_dtype != TQKV_NONE && read->v_dtype != TQKV_NONE) {
 		status = transfer_all(&transfer, read, read->k_dtype, TQKV_NONE, err);
 		if (status == TQKV_OK)
@@ -198,8 +202,8 @@ enum tqkv_status tqkv_read(
 	return status;
 }
 
-enum tqkv_status tqkv_submit_read(struct tqkv_session *session, const struct tqkv_read *read, uint32_t timeout_ms,
-	uint64_t *request_id, struct tqkv_error *err)
+enum tqkv_status tqkv_submit_read(struct tqkv_session *session, const struct tqkv_read *read,
+	uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err)
 {
 	const bool is_packed = read->k_dtype == TQKV_PACKED || read->v_dtype == TQKV_PACKED;
 	struct tqkv_shape shape = read_shape;

@@ -13,7 +13,9 @@ static uint32_t left_ms(int64_t deadline_ns)
 {
 	const int64_t left_ns = deadline_ns - tqkv_now_ns();
 
-	return left_ns <= NS_PER_MS ? 1 : left_ns / NS_PER_MS > UINT32_MAX ? UINT32_MAX : (uint32_t)(left_ns / NS_PER_MS);
+	return left_ns <= NS_PER_MS                ? 1
+		: left_ns / NS_PER_MS > UINT32_MAX ? UINT32_MAX
+						   : (uint32_t)(left_ns / NS_PER_MS);
 }
 
 /* One page of sequences: cuts those whose layers differ, tells the caller. */
@@ -39,7 +41,8 @@ static enum tqkv_status settle_page(struct tqkv_session *session, struct tqkv_se
 			return status;
 		for (uint32_t item_idx = 0; item_idx < n_items; item_idx++)
 			if (results[item_idx].status != TQKV_OK)
-				return tqkv_fail(err, results[item_idx].status, "TRUNCATE of sequence %llu: %s",
+				return tqkv_fail(err, results[item_idx].status,
+					"TRUNCATE of sequence %llu: %s",
 					(unsigned long long)items[item_idx].sequence,
 					tqkv_status_text(results[item_idx].status));
 	}
@@ -51,8 +54,9 @@ static enum tqkv_status settle_page(struct tqkv_session *session, struct tqkv_se
 	return TQKV_OK;
 }
 
-static enum tqkv_status settle_lengths(struct tqkv_session *session, const struct tqkv_reconnect_params *params,
-	int64_t deadline_ns, struct tqkv_reconnect_report *report, struct tqkv_error *err)
+static enum tqkv_status settle_lengths(struct tqkv_session *session,
+	const struct tqkv_reconnect_params *params, int64_t deadline_ns, struct tqkv_reconnect_report *report,
+	struct tqkv_error *err)
 {
 	struct tqkv_sequence sequences[KVP_ITEMS_MAX];
 	uint64_t from = 0;
@@ -143,7 +147,8 @@ static enum tqkv_status reconnect(struct tqkv_conn *conn, const struct tqkv_reco
 		if (session->lost == TQKV_OK)
 			session->lost = TQKV_STALE_EPOCH;
 	return tqkv_fail(err, TQKV_STALE_EPOCH,
-		"the daemon at %.128s was restarted: its memory is gone, and all sessions with it", conn->address);
+		"the daemon at %.128s was restarted: its memory is gone, and all sessions with it",
+		conn->address);
 }
 
 enum tqkv_status tqkv_reconnect(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
@@ -160,19 +165,20 @@ enum tqkv_status tqkv_reconnect(struct tqkv_conn *conn, const struct tqkv_reconn
 	return status;
 }
 
-bool tqkv_conn_recover(struct tqkv_conn *conn, enum tqkv_status status, uint32_t *n_recoveries, int64_t deadline_ns,
-	struct tqkv_error *err)
+bool tqkv_conn_recover(struct tqkv_conn *conn, enum tqkv_status status, uint32_t *n_recoveries,
+	int64_t deadline_ns, struct tqkv_error *err)
 {
 	const struct tqkv_reconnect_params params = { .keep_lengths = true };
 	struct tqkv_reconnect_report report;
 
-	if (status != TQKV_IO_ERROR || !(conn->options.flags & TQKV_OPTION_RECONNECT) || conn->is_reconnecting ||
-		*n_recoveries == 3)
+	if (status != TQKV_IO_ERROR || !(conn->options.flags & TQKV_OPTION_RECONNECT) ||
+		conn->is_reconnecting || *n_recoveries == 3)
 		return false;
 	(*n_recoveries)++;
 	/* A daemon that restarts needs a moment until it listens again. */
 	for (uint32_t n_attempts = 0;; n_attempts++) {
-		const uint32_t pause_ms = tqkv_backoff_pause_ms(n_attempts, 0, &conn->options, tqkv_random(conn));
+		const uint32_t pause_ms =
+			tqkv_backoff_pause_ms(n_attempts, 0, &conn->options, tqkv_random(conn));
 
 		/* What became of the sessions is told by tqkv_session_check() in each call. */
 		status = tqkv_reconnect(conn, &params, left_ms(deadline_ns), &report, err);

@@ -16,8 +16,8 @@ struct view {
 	struct tqkv_error *err;
 };
 
-static struct view view_of(const struct tqkv_asked *asked, const struct kvp_header *header, const uint8_t *body,
-	struct tqkv_error *err)
+static struct view view_of(const struct tqkv_asked *asked, const struct kvp_header *header,
+	const uint8_t *body, struct tqkv_error *err)
 {
 	struct view view = {
 		.asked = asked,
@@ -28,7 +28,8 @@ static struct view view_of(const struct tqkv_asked *asked, const struct kvp_head
 	};
 
 	if (view.payload_bytes > 0)
-		view.payload = body + kvp_payload_start(header->op_bytes, header->n_items, header->item_bytes);
+		view.payload =
+			body + kvp_payload_start(header->op_bytes, header->n_items, header->item_bytes);
 	return view;
 }
 
@@ -39,14 +40,16 @@ static const uint8_t *item_at(const struct view *view, uint32_t item_idx)
 
 static enum tqkv_status refuse(const struct view *view, uint64_t expected, uint64_t got, const char *what)
 {
-	return tqkv_fail(view->err, TQKV_BAD_FRAME, "the reply to %s is malformed: %s (expected %llu, got %llu)",
+	return tqkv_fail(view->err, TQKV_BAD_FRAME,
+		"the reply to %s is malformed: %s (expected %llu, got %llu)",
 		kvp_opcode_name(view->asked->header->opcode), what, (unsigned long long)expected,
 		(unsigned long long)got);
 }
 
 /* ---- Errors ---- */
 
-enum tqkv_status tqkv_reply_error(const struct kvp_header *header, const uint8_t *body, struct tqkv_error *err)
+enum tqkv_status tqkv_reply_error(
+	const struct kvp_header *header, const uint8_t *body, struct tqkv_error *err)
 {
 	const struct kv_status_row *row = kv_status_row(header->status);
 	const bool is_known = row->number == header->status;
@@ -81,9 +84,14 @@ enum tqkv_status tqkv_reply_error(const struct kvp_header *header, const uint8_t
 		return err->status;
 	}
 
-	const uint8_t *detail = body + kvp_payload_start(header->op_bytes, header->n_items, header->item_bytes);
+	const uint8_t *detail =
+		body + kvp_payload_start(header->op_bytes, header->n_items, header->item_bytes);
 
-	n += snprintf(err->message + n, sizeof(err->message) - (size_t)n, ": ");
+	/* Our server's text begins with the status already. */
+	if (detail_bytes >= (size_t)n && memcmp(detail, err->message, (size_t)n) == 0)
+		n = 0;
+	else
+		n += snprintf(err->message + n, sizeof(err->message) - (size_t)n, ": ");
 	for (size_t i = 0; i < detail_bytes && (size_t)n < sizeof(err->message) - 1; i++)
 		err->message[n++] = detail[i] < 0x20 || detail[i] == 0x7F ? '?' : (char)detail[i];
 	err->message[n] = '\0';
@@ -114,7 +122,8 @@ static enum tqkv_status decode_item(const struct view *view, uint32_t item_idx, 
 	const bool has_rows = view->asked->header->op_bytes > 0;
 
 	kvp_rows_item_decode(view->asked->body +
-			kvp_structs_bytes(view->asked->header->op_bytes, item_idx, view->asked->header->item_bytes),
+			kvp_structs_bytes(
+				view->asked->header->op_bytes, item_idx, view->asked->header->item_bytes),
 		view->asked->header->item_bytes, &asked);
 	kvp_rows_reply_item_decode(item_at(view, item_idx), view->header->item_bytes, &got);
 	if (got.sequence != asked.sequence)
@@ -207,8 +216,8 @@ static enum tqkv_status decode_rows(
 /* ---- READ ---- */
 
 /* Bytes of a side as far as they are known; packed rows have the size that the payload leaves. */
-static bool side_is_inside(const struct view *view, unsigned dtype, uint64_t n_rows, uint32_t head_dim, uint64_t off,
-	uint64_t next_off, uint64_t *n_bytes)
+static bool side_is_inside(const struct view *view, unsigned dtype, uint64_t n_rows, uint32_t head_dim,
+	uint64_t off, uint64_t next_off, uint64_t *n_bytes)
 {
 	uint64_t end = next_off < view->payload_bytes ? next_off : view->payload_bytes;
 
@@ -241,11 +250,13 @@ static enum tqkv_status decode_read(const struct view *view, struct tqkv_reply *
 	const bool has_k = asked.k_dtype != KVP_DTYPE_NONE && n_rows > 0;
 	const bool has_v = asked.v_dtype != KVP_DTYPE_NONE && n_rows > 0;
 
-	if (has_k && !side_is_inside(view, asked.k_dtype, n_rows, geometry->k_head_dim, got.k_off,
-			     has_v && got.v_off > got.k_off ? got.v_off : KVP_ABSENT, &reply->k_bytes))
+	if (has_k &&
+		!side_is_inside(view, asked.k_dtype, n_rows, geometry->k_head_dim, got.k_off,
+			has_v && got.v_off > got.k_off ? got.v_off : KVP_ABSENT, &reply->k_bytes))
 		return refuse(view, view->payload_bytes, got.k_off, "K rows outside the payload");
-	if (has_v && !side_is_inside(view, asked.v_dtype, n_rows, geometry->v_head_dim, got.v_off,
-			     has_k && got.k_off > got.v_off ? got.k_off : KVP_ABSENT, &reply->v_bytes))
+	if (has_v &&
+		!side_is_inside(view, asked.v_dtype, n_rows, geometry->v_head_dim, got.v_off,
+			has_k && got.k_off > got.v_off ? got.k_off : KVP_ABSENT, &reply->v_bytes))
 		return refuse(view, view->payload_bytes, got.v_off, "V rows outside the payload");
 	reply->k = has_k ? view->payload + got.k_off : NULL;
 	reply->v = has_v ? view->payload + got.v_off : NULL;
@@ -275,7 +286,8 @@ static enum tqkv_status decode_tell(
 
 		kvp_tell_item_decode(item_at(view, item_idx), view->header->item_bytes, &item);
 		if (item.sequence <= sequence_last || item.sequence < asked.sequence_from)
-			return refuse(view, sequence_last + 1, item.sequence, "sequences are not in ascending order");
+			return refuse(view, sequence_last + 1, item.sequence,
+				"sequences are not in ascending order");
 		if (item.length_min > item.length_max)
 			return refuse(view, item.length_max, item.length_min, "length_min above length_max");
 		sequence_last = item.sequence;
@@ -317,7 +329,8 @@ static enum tqkv_status decode_open(const struct view *view, union tqkv_reply_op
 	return TQKV_OK;
 }
 
-static enum tqkv_status decode_pool_info(const struct view *view, struct tqkv_reply *reply, union tqkv_reply_op *op)
+static enum tqkv_status decode_pool_info(
+	const struct view *view, struct tqkv_reply *reply, union tqkv_reply_op *op)
 {
 	struct kvp_pool_info_reply info;
 
@@ -331,7 +344,8 @@ static enum tqkv_status decode_pool_info(const struct view *view, struct tqkv_re
 	return TQKV_OK;
 }
 
-static enum tqkv_status decode_ping(const struct view *view, struct tqkv_reply *reply, union tqkv_reply_op *op)
+static enum tqkv_status decode_ping(
+	const struct view *view, struct tqkv_reply *reply, union tqkv_reply_op *op)
 {
 	struct kvp_ping_req asked;
 
@@ -345,8 +359,8 @@ static enum tqkv_status decode_ping(const struct view *view, struct tqkv_reply *
 }
 
 enum tqkv_status tqkv_reply_decode(const struct tqkv_asked *asked, const struct kvp_header *header,
-	const uint8_t *body, struct tqkv_reply_space *space, struct tqkv_reply *reply, union tqkv_reply_op *op,
-	struct tqkv_error *err)
+	const uint8_t *body, struct tqkv_reply_space *space, struct tqkv_reply *reply,
+	union tqkv_reply_op *op, struct tqkv_error *err)
 {
 	union tqkv_reply_op unused;
 	const struct view view = view_of(asked, header, body, err);

@@ -1,8 +1,8 @@
 /*
  * Replies: from a server's bytes to struct tqkv_reply.
  *
- * The bytes are not trusted: every length, count, offset, echo and number is compared with what was asked for before
- * it is used, and nothing outside the body is touched. No heap, no I/O, no state; any thread.
+ * The bytes are not trusted: every length, count, offset, echo and number is compared with what was asked for
+ * before it is used, and nothing outside the body is touched. No heap, no I/O, no state; any thread.
  */
 #ifndef PROTO_CLIENT_REPLY_H
 #define PROTO_CLIENT_REPLY_H
@@ -13,7 +13,7 @@
 /* Our own request, trusted. */
 struct tqkv_asked {
 	const struct kvp_header *header;
-	const uint8_t *body;                /* op struct and items at least */
+	const uint8_t *body;                 /* op struct and items at least */
 	const struct kvp_geometry *geometry; /* of the session; NULL for operations without */
 };
 
@@ -33,14 +33,14 @@ union tqkv_reply_op {
 };
 
 /*
- * `header` was accepted by kvp_header_decode(), `body` has its body_bytes (aligned as by malloc). OK: `reply` and, for
- * control operations, `op` (may be NULL) are filled. A status that the server sent: `err` is filled from the error
- * frame, is_local is false. BAD_FRAME with is_local: the reply contradicts itself or the request; drop the connection.
- * HELLO's reply is decoded whatever its status.
+ * `header` was accepted by kvp_header_decode(), `body` has its body_bytes (aligned as by malloc). OK: `reply`
+ * and, for control operations, `op` (may be NULL) are filled. A status that the server sent: `err` is filled
+ * from the error frame, is_local is false. BAD_FRAME with is_local: the reply contradicts itself or the
+ * request; drop the connection. HELLO's reply is decoded whatever its status.
  */
 enum tqkv_status tqkv_reply_decode(const struct tqkv_asked *asked, const struct kvp_header *header,
-	const uint8_t *body, struct tqkv_reply_space *space, struct tqkv_reply *reply, union tqkv_reply_op *op,
-	struct tqkv_error *err);
+	const uint8_t *body, struct tqkv_reply_space *space, struct tqkv_reply *reply,
+	union tqkv_reply_op *op, struct tqkv_error *err);
 
 /* An error frame's struct and detail into `err`; control characters of the detail become '?'. */
 enum tqkv_status tqkv_reply_error(

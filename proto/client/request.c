@@ -103,23 +103,25 @@ static uint32_t n_unfetched(const struct tqkv_conn *conn)
 
 static bool has_room(const struct tqkv_conn *conn, const struct tqkv_shape *shape, uint64_t body_bytes)
 {
-	const uint32_t entries_max = conn->options.requests_max + (shape->is_pipelined ? 0 : TQKV_REQUESTS_OWN);
+	const uint32_t entries_max =
+		conn->options.requests_max + (shape->is_pipelined ? 0 : TQKV_REQUESTS_OWN);
 
 	if (conn->n_requests >= entries_max)
 		return false;
-	/* One request is always allowed: a server whose bounds are below one frame would otherwise never get any. */
+	/* One request is always allowed: a server whose bounds are below one frame would otherwise never get
+	 * any. */
 	return conn->n_in_flight == 0 ||
 		(conn->n_in_flight < conn->server.inflight_requests_max &&
 			conn->in_flight_bytes + body_bytes <= conn->server.inflight_bytes_max);
 }
 
-static enum tqkv_status await_room(struct tqkv_conn *conn, const struct tqkv_shape *shape, uint64_t body_bytes,
-	int64_t deadline_ns, struct tqkv_error *err)
+static enum tqkv_status await_room(struct tqkv_conn *conn, const struct tqkv_shape *shape,
+	uint64_t body_bytes, int64_t deadline_ns, struct tqkv_error *err)
 {
 	while (conn->fd >= 0 && !has_room(conn, shape, body_bytes)) {
 		if (shape->is_pipelined && n_unfetched(conn) >= conn->options.requests_max)
-			return tqkv_fail(err, TQKV_LIMIT, "%u requests have not been fetched with tqkv_wait()",
-				n_unfetched(conn));
+			return tqkv_fail(err, TQKV_LIMIT,
+				"%u requests have not been fetched with tqkv_wait()", n_unfetched(conn));
 		if (tqkv_conn_turn(conn, deadline_ns) == TQKV_DEADLINE && !has_room(conn, shape, body_bytes))
 			return tqkv_fail(err, TQKV_DEADLINE,
 				"no room among the requests in flight before the deadline");
@@ -132,7 +134,8 @@ static enum tqkv_status await_room(struct tqkv_conn *conn, const struct tqkv_sha
 	return TQKV_OK;
 }
 
-/* The next number whose entry is free: at least one is, because the table is larger than n_requests can get. */
+/* The next number whose entry is free: at least one is, because the table is larger than n_requests can get.
+ */
 static struct tqkv_request *free_entry(struct tqkv_conn *conn)
 {
 	do {
@@ -142,14 +145,16 @@ static struct tqkv_request *free_entry(struct tqkv_conn *conn)
 }
 
 enum tqkv_status tqkv_request_begin(struct tqkv_conn *conn, struct tqkv_session *session,
-	const struct tqkv_shape *shape, int64_t room_deadline_ns, struct tqkv_request **out, struct tqkv_error *err)
+	const struct tqkv_shape *shape, int64_t room_deadline_ns, struct tqkv_request **out,
+	struct tqkv_error *err)
 {
 	const uint64_t body_bytes =
 		kvp_body_bytes(shape->op_bytes, shape->n_items, KVP_ITEM_BYTES, shape->payload_bytes);
 	struct tqkv_buffer frame;
 
 	tqkv_request_finish_fetched(conn);
-	if (body_bytes > conn->server.frame_bytes_max || shape->payload_bytes > conn->server.frame_bytes_max) {
+	if (body_bytes > conn->server.frame_bytes_max ||
+		shape->payload_bytes > conn->server.frame_bytes_max) {
 		tqkv_fail(err, TQKV_TOO_LARGE, "the frame's body of %llu bytes is above frame_bytes_max %llu",
 			(unsigned long long)body_bytes, (unsigned long long)conn->server.frame_bytes_max);
 		if (err)
@@ -288,9 +293,10 @@ enum tqkv_status tqkv_request_fetch(struct tqkv_request *request, struct tqkv_re
 	return status;
 }
 
-enum tqkv_status tqkv_call(struct tqkv_conn *conn, struct tqkv_session *session, const struct tqkv_shape *shape,
-	void (*fill)(struct tqkv_request *request, const void *arg), const void *arg, int64_t deadline_ns,
-	struct tqkv_reply *reply, union tqkv_reply_op *op, struct tqkv_error *err)
+enum tqkv_status tqkv_call(struct tqkv_conn *conn, struct tqkv_session *session,
+	const struct tqkv_shape *shape, void (*fill)(struct tqkv_request *request, const void *arg),
+	const void *arg, int64_t deadline_ns, struct tqkv_reply *reply, union tqkv_reply_op *op,
+	struct tqkv_error *err)
 {
 	struct tqkv_request *request;
 	enum tqkv_status status = tqkv_request_begin(conn, session, shape, deadline_ns, &request, err);

@@ -1,5 +1,6 @@
 /*
- * Back-off: exponential with full jitter, so that clients that were refused together do not come back together.
+ * Back-off: exponential with full jitter, so that clients that were refused together do not come back
+ * together.
  */
 #include "proto/client/conn.h"
 

@@ -30,8 +30,8 @@ static enum tqkv_status check_dtype(
 		is_wanted ? "f32 (1), f16 (2) or bf16 (3)" : "none (0)");
 }
 
-static enum tqkv_status check_size(
-	const char *what, const void *data, uint64_t got_bytes, uint64_t expected_bytes, struct tqkv_error *err)
+static enum tqkv_status check_size(const char *what, const void *data, uint64_t got_bytes,
+	uint64_t expected_bytes, struct tqkv_error *err)
 {
 	if (got_bytes == expected_bytes && (data || expected_bytes == 0))
 		return TQKV_OK;
@@ -58,15 +58,17 @@ static enum tqkv_status check_items(struct tqkv_rows_call *call, struct tqkv_err
 		if (item->sequence == 0)
 			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: sequence 0 names nothing", item_idx);
 		if (item->flags > UINT16_MAX)
-			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: unknown flags 0x%x", item_idx, item->flags);
+			return tqkv_fail(
+				err, TQKV_BAD_ARG, "item %u: unknown flags 0x%x", item_idx, item->flags);
 		if (item->n_tokens != 0 && !has_kv(call->op))
-			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: n_tokens %u, expected 0", item_idx, item->n_tokens);
+			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: n_tokens %u, expected 0", item_idx,
+				item->n_tokens);
 		if ((item->q_len != 0) != has_q(call->op))
-			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: q_len %u, expected %s", item_idx, item->q_len,
-				has_q(call->op) ? "at least 1" : "0");
+			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: q_len %u, expected %s", item_idx,
+				item->q_len, has_q(call->op) ? "at least 1" : "0");
 		if (has_kv(call->op) && (uint64_t)item->position + item->n_tokens >= KVP_POSITION_PLANNED)
-			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: position %u + %u tokens leaves 32 bits", item_idx,
-				item->position, item->n_tokens);
+			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: position %u + %u tokens leaves 32 bits",
+				item_idx, item->position, item->n_tokens);
 		call->n_tokens += item->n_tokens;
 		call->n_q += item->q_len;
 	}
@@ -92,7 +94,8 @@ static enum tqkv_status check_sizes(struct tqkv_rows_call *call, struct tqkv_err
 		__builtin_mul_overflow(n, call->v_token_bytes, &v_bytes) ||
 		__builtin_mul_overflow(call->n_q, call->q_bytes, &q_bytes))
 		return tqkv_fail(err, TQKV_BAD_ARG, "the rows' size leaves 64 bits");
-	status = check_size("k", rows->k, rows->k_bytes, rows->k_dtype == TQKV_PACKED ? rows->k_bytes : k_bytes, err);
+	status = check_size(
+		"k", rows->k, rows->k_bytes, rows->k_dtype == TQKV_PACKED ? rows->k_bytes : k_bytes, err);
 	if (status == TQKV_OK)
 		status = check_size("v", rows->v, rows->v_bytes,
 			rows->v_dtype == TQKV_PACKED ? rows->v_bytes : v_bytes, err);
@@ -129,8 +132,9 @@ enum tqkv_status tqkv_rows_check(struct tqkv_session *session, enum tqkv_op op, 
 	return status;
 }
 
-enum tqkv_status tqkv_items_check(struct tqkv_session *session, enum tqkv_op op, const struct tqkv_item *items,
-	uint32_t n_items, struct tqkv_rows *rows, struct tqkv_rows_call *call, struct tqkv_error *err)
+enum tqkv_status tqkv_items_check(struct tqkv_session *session, enum tqkv_op op,
+	const struct tqkv_item *items, uint32_t n_items, struct tqkv_rows *rows, struct tqkv_rows_call *call,
+	struct tqkv_error *err)
 {
 	const enum tqkv_status status = tqkv_session_check(session, err);
 
@@ -164,15 +168,17 @@ static struct segments segments_of(const struct tqkv_rows_call *call, enum tqkv_
 		const bool is_k_packed = call->rows->k_dtype == TQKV_PACKED;
 		const bool is_v_packed = call->rows->v_dtype == TQKV_PACKED;
 
-		segments.k_bytes = is_k_packed ? call->rows->k_bytes : n_layers * n_tokens * call->k_token_bytes;
-		segments.v_bytes = is_v_packed ? call->rows->v_bytes : n_layers * n_tokens * call->v_token_bytes;
+		segments.k_bytes =
+			is_k_packed ? call->rows->k_bytes : n_layers * n_tokens * call->k_token_bytes;
+		segments.v_bytes =
+			is_v_packed ? call->rows->v_bytes : n_layers * n_tokens * call->v_token_bytes;
 	}
 	if (has_q(op))
 		segments.q_bytes = n_q * call->q_bytes;
 	segments.v_off = align(segments.k_bytes);
 	segments.q_off = segments.v_off + align(segments.v_bytes);
 	segments.payload_bytes = segments.q_bytes ? segments.q_off + segments.q_bytes
-		: segments.v_bytes		  ? segments.v_off + segments.v_bytes
+		: segments.v_bytes                ? segments.v_off + segments.v_bytes
 						  : segments.k_bytes;
 	return segments;
 }
@@ -205,7 +211,8 @@ static void gather(uint8_t *out, const void *rows, uint64_t token_bytes, const s
 	const struct tqkv_frame *frame)
 {
 	for (uint32_t layer_idx = 0; layer_idx < frame->n_layers; layer_idx++) {
-		const uint64_t layer_at = (uint64_t)(frame->layer_first - call->rows->layer_first) + layer_idx;
+		const uint64_t layer_at =
+			(uint64_t)(frame->layer_first - call->rows->layer_first) + layer_idx;
 		const uint8_t *layer = (const uint8_t *)rows + layer_at * call->n_tokens * token_bytes;
 
 		for (uint32_t piece_idx = 0; piece_idx < frame->n_pieces; piece_idx++) {
@@ -231,8 +238,8 @@ static void gather_q(uint8_t *out, const struct tqkv_rows_call *call, const stru
 }
 
 /* A frame that holds everything is copied as it is, packed rows included. */
-static void put_side(uint8_t *out, uint64_t n_bytes, const void *rows, uint64_t all_bytes, uint64_t token_bytes,
-	const struct tqkv_rows_call *call, const struct tqkv_frame *frame)
+static void put_side(uint8_t *out, uint64_t n_bytes, const void *rows, uint64_t all_bytes,
+	uint64_t token_bytes, const struct tqkv_rows_call *call, const struct tqkv_frame *frame)
 {
 	if (n_bytes == 0)
 		return;
@@ -301,9 +308,12 @@ enum tqkv_status tqkv_frame_begin(const struct tqkv_rows_call *call, const struc
 	struct tqkv_request *request;
 	enum tqkv_status status = TQKV_TOO_LARGE;
 
-	if (!tqkv_frame_fits(call, frame->op, frame->n_layers, frame->n_pieces, frame->n_tokens, frame->n_q)) {
-		tqkv_fail(err, TQKV_TOO_LARGE, "%u items, %llu tokens on %u layers: above items_max %u or frame_bytes_max "
-			"%llu", frame->n_pieces, (unsigned long long)frame->n_tokens, frame->n_layers,
+	if (!tqkv_frame_fits(
+		    call, frame->op, frame->n_layers, frame->n_pieces, frame->n_tokens, frame->n_q)) {
+		tqkv_fail(err, TQKV_TOO_LARGE,
+			"%u items, %llu tokens on %u layers: above items_max %u or frame_bytes_max "
+			"%llu",
+			frame->n_pieces, (unsigned long long)frame->n_tokens, frame->n_layers,
 			call->session->conn->server.items_max,
 			(unsigned long long)call->session->conn->server.frame_bytes_max);
 		if (err)
@@ -328,8 +338,8 @@ enum tqkv_status tqkv_frame_begin(const struct tqkv_rows_call *call, const struc
 			memset(payload + segments.v_off + segments.v_bytes, 0,
 				(size_t)(segments.q_off - segments.v_off - segments.v_bytes));
 		put_side(payload, segments.k_bytes, rows->k, rows->k_bytes, call->k_token_bytes, call, frame);
-		put_side(payload + segments.v_off, segments.v_bytes, rows->v, rows->v_bytes, call->v_token_bytes, call,
-			frame);
+		put_side(payload + segments.v_off, segments.v_bytes, rows->v, rows->v_bytes,
+			call->v_token_bytes, call, frame);
 		if (segments.q_bytes > 0)
 			gather_q(payload + segments.q_off, call, frame);
 	}

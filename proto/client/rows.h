@@ -1,8 +1,8 @@
 /*
  * Row operations: what a caller asked for, checked, and frames made from pieces of it.
  *
- * A piece is a run of tokens of one item, with or without the item's queries. A frame that holds all items whole is
- * the usual case; bulk.c cuts what does not fit. No I/O here, no state; the caller's thread.
+ * A piece is a run of tokens of one item, with or without the item's queries. A frame that holds all items
+ * whole is the usual case; bulk.c cuts what does not fit. No I/O here, no state; the caller's thread.
  */
 #ifndef PROTO_CLIENT_ROWS_H
 #define PROTO_CLIENT_ROWS_H
@@ -14,11 +14,11 @@ struct tqkv_rows_call {
 	struct tqkv_session *session;
 	const struct tqkv_rows *rows;
 	enum tqkv_op op;
-	uint64_t n_tokens, n_q;   /* sums over the items */
+	uint64_t n_tokens, n_q; /* sums over the items */
 	uint64_t k_token_bytes, v_token_bytes;
-	uint64_t q_bytes;         /* of one query: all heads */
-	uint64_t out_bytes;       /* of one query's output */
-	uint64_t lse_bytes;       /* of one query's; 0 when not asked for */
+	uint64_t q_bytes;   /* of one query: all heads */
+	uint64_t out_bytes; /* of one query's output */
+	uint64_t lse_bytes; /* of one query's; 0 when not asked for */
 	bool is_packed;
 };
 
@@ -52,7 +52,8 @@ TQKV_MUST_CHECK enum tqkv_status tqkv_items_check(struct tqkv_session *session, 
 bool tqkv_frame_fits(const struct tqkv_rows_call *call, enum tqkv_op op, uint32_t n_layers, uint32_t n_pieces,
 	uint64_t n_tokens, uint64_t n_q);
 /* Takes an entry and encodes the frame; the caller submits it. */
-TQKV_MUST_CHECK enum tqkv_status tqkv_frame_begin(const struct tqkv_rows_call *call, const struct tqkv_frame *frame,
-	bool is_pipelined, int64_t deadline_ns, struct tqkv_request **out, struct tqkv_error *err);
+TQKV_MUST_CHECK enum tqkv_status tqkv_frame_begin(const struct tqkv_rows_call *call,
+	const struct tqkv_frame *frame, bool is_pipelined, int64_t deadline_ns, struct tqkv_request **out,
+	struct tqkv_error *err);
 
 #endif

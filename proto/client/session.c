@@ -18,8 +18,8 @@ enum tqkv_status tqkv_session_check(const struct tqkv_session *session, struct t
 		return tqkv_fail(err, TQKV_STALE_HANDLE,
 			"a session without a name cannot be attached again after a lost connection");
 	default:
-		return tqkv_fail(err, session->lost, "session %s could not be attached again: %s", session->name,
-			tqkv_status_text(session->lost));
+		return tqkv_fail(err, session->lost, "session %s could not be attached again: %s",
+			session->name, tqkv_status_text(session->lost));
 	}
 }
 
@@ -63,7 +63,8 @@ static enum tqkv_status check_params(
 	if (call->pool_name_bytes > KVP_POOL_NAME_BYTES_MAX || (call->pool_name_bytes == 0 && !is_attach))
 		return tqkv_fail(err, TQKV_BAD_ARG, "the pool's name has %zu bytes, expected 1 to %d",
 			call->pool_name_bytes, KVP_POOL_NAME_BYTES_MAX);
-	if (call->session_name_bytes > KVP_SESSION_NAME_BYTES_MAX || (call->session_name_bytes == 0 && is_attach))
+	if (call->session_name_bytes > KVP_SESSION_NAME_BYTES_MAX ||
+		(call->session_name_bytes == 0 && is_attach))
 		return tqkv_fail(err, TQKV_BAD_ARG, "the session's name has %zu bytes, expected %d to %d",
 			call->session_name_bytes, is_attach ? 1 : 0, KVP_SESSION_NAME_BYTES_MAX);
 	return TQKV_OK;
@@ -148,7 +149,8 @@ static enum tqkv_status open_or_attach(struct tqkv_conn *conn, uint16_t opcode,
 		return tqkv_fail(err, TQKV_NO_MEMORY, "no memory for a session");
 	status = call_open(conn, opcode, &call, deadline_ns, &open, err);
 	if (status == TQKV_FORMAT_MISMATCH && params->pool_json && params->pool &&
-		tqkv_pool_compare(conn, params->pool, params->pool_json, deadline_ns, &named) == TQKV_FORMAT_MISMATCH &&
+		tqkv_pool_compare(conn, params->pool, params->pool_json, deadline_ns, &named) ==
+			TQKV_FORMAT_MISMATCH &&
 		err)
 		memcpy(err->message, named.message, sizeof(err->message));
 	if (status != TQKV_OK) {
@@ -171,8 +173,8 @@ enum tqkv_status tqkv_open(struct tqkv_conn *conn, const struct tqkv_open_params
 	return open_or_attach(conn, KVP_OP_OPEN, params, timeout_ms, out, err);
 }
 
-enum tqkv_status tqkv_attach(struct tqkv_conn *conn, const struct tqkv_open_params *params, uint32_t timeout_ms,
-	struct tqkv_session **out, struct tqkv_error *err)
+enum tqkv_status tqkv_attach(struct tqkv_conn *conn, const struct tqkv_open_params *params,
+	uint32_t timeout_ms, struct tqkv_session **out, struct tqkv_error *err)
 {
 	return open_or_attach(conn, KVP_OP_ATTACH, params, timeout_ms, out, err);
 }
@@ -273,7 +275,8 @@ enum tqkv_status tqkv_session_tell_page(struct tqkv_session *session, uint64_t s
 {
 	const struct kvp_tell_req tell = tell_req(session, sequence_from, n_max, per_layer);
 
-	return tqkv_call(session->conn, session, &tell_shape, fill_tell, &tell, deadline_ns, reply, NULL, err);
+	return tqkv_call(
+		session->conn, session, &tell_shape, fill_tell, &tell, deadline_ns, reply, NULL, err);
 }
 
 enum tqkv_status tqkv_tell(struct tqkv_session *session, uint64_t sequence_from, uint32_t n_max,
@@ -290,7 +293,8 @@ enum tqkv_status tqkv_tell(struct tqkv_session *session, uint64_t sequence_from,
 	while (status == TQKV_OK && n < n_max) {
 		struct tqkv_reply reply;
 
-		status = tqkv_session_tell_page(session, from, n_max - n, lengths != NULL, deadline_ns, &reply, err);
+		status = tqkv_session_tell_page(
+			session, from, n_max - n, lengths != NULL, deadline_ns, &reply, err);
 		if (status != TQKV_OK) {
 			if (!tqkv_conn_recover(session->conn, status, &n_recoveries, deadline_ns, err))
 				break;
@@ -362,8 +366,8 @@ static void fill_echo(struct tqkv_request *request, const void *arg)
 		memcpy(tqkv_request_payload(request), call->payload, call->payload_bytes);
 }
 
-enum tqkv_status tqkv_echo(struct tqkv_conn *conn, const void *payload, size_t payload_bytes, void *reply_payload,
-	size_t reply_bytes, uint32_t timeout_ms, struct tqkv_error *err)
+enum tqkv_status tqkv_echo(struct tqkv_conn *conn, const void *payload, size_t payload_bytes,
+	void *reply_payload, size_t reply_bytes, uint32_t timeout_ms, struct tqkv_error *err)
 {
 	const struct echo_call call = { payload, payload_bytes, reply_bytes };
 	const struct tqkv_shape shape = {

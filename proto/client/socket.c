@@ -1,6 +1,6 @@
 /*
- * Connecting with a deadline. Failure modes: an address that does not parse is BAD_ARG; nobody listens or the peer
- * refuses, IO_ERROR; nothing comes back (a blackhole), DEADLINE at the set time.
+ * Connecting with a deadline. Failure modes: an address that does not parse is BAD_ARG; nobody listens or the
+ * peer refuses, IO_ERROR; nothing comes back (a blackhole), DEADLINE at the set time.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +43,8 @@ int tqkv_poll_timeout_ms(int64_t deadline_ns)
 }
 
 /* Waits for a connect() under way. */
-static enum tqkv_status await_connect(int fd, const char *address, int64_t deadline_ns, struct tqkv_error *err)
+static enum tqkv_status await_connect(
+	int fd, const char *address, int64_t deadline_ns, struct tqkv_error *err)
 {
 	struct pollfd poll_fd = { .fd = fd, .events = POLLOUT };
 	int n_ready;
@@ -69,7 +70,8 @@ static enum tqkv_status connect_one(const char *address, const struct sockaddr *
 	enum tqkv_status status = TQKV_OK;
 
 	if (fd < 0)
-		return tqkv_fail(err, TQKV_IO_ERROR, "connecting to %s: socket: %s", address, strerror(errno));
+		return tqkv_fail(
+			err, TQKV_IO_ERROR, "connecting to %s: socket: %s", address, strerror(errno));
 	while (connect(fd, name, name_bytes) < 0) {
 		if (errno == EINTR)
 			continue;
@@ -83,10 +85,11 @@ static enum tqkv_status connect_one(const char *address, const struct sockaddr *
 			continue;
 		}
 		if (errno == EAGAIN)
-			status = tqkv_fail(err, TQKV_DEADLINE, "connecting to %s: the listener's backlog is full",
-				address);
+			status = tqkv_fail(err, TQKV_DEADLINE,
+				"connecting to %s: the listener's backlog is full", address);
 		else
-			status = tqkv_fail(err, TQKV_IO_ERROR, "connecting to %s: %s", address, strerror(errno));
+			status = tqkv_fail(
+				err, TQKV_IO_ERROR, "connecting to %s: %s", address, strerror(errno));
 		break;
 	}
 	if (status != TQKV_OK) {
@@ -103,7 +106,8 @@ static enum tqkv_status connect_one(const char *address, const struct sockaddr *
 	return TQKV_OK;
 }
 
-static enum tqkv_status connect_unix(const char *address, int64_t deadline_ns, int *fd, struct tqkv_error *err)
+static enum tqkv_status connect_unix(
+	const char *address, int64_t deadline_ns, int *fd, struct tqkv_error *err)
 {
 	const char *path = address + strlen("unix:");
 	struct sockaddr_un name = { .sun_family = AF_UNIX };
@@ -111,8 +115,8 @@ static enum tqkv_status connect_unix(const char *address, int64_t deadline_ns, i
 	if (path[0] == '\0')
 		return tqkv_fail(err, TQKV_BAD_ARG, "address %s: the path is empty", address);
 	if (strlen(path) >= sizeof(name.sun_path))
-		return tqkv_fail(err, TQKV_BAD_ARG, "address %.200s: the path is longer than %zu bytes", address,
-			sizeof(name.sun_path) - 1);
+		return tqkv_fail(err, TQKV_BAD_ARG, "address %.200s: the path is longer than %zu bytes",
+			address, sizeof(name.sun_path) - 1);
 	memcpy(name.sun_path, path, strlen(path) + 1);
 	return connect_one(address, (const struct sockaddr *)&name, sizeof(name), deadline_ns, fd, err);
 }
@@ -145,14 +149,16 @@ static bool split_host_port(const char *text, char host[256], char port[8])
 
 static enum tqkv_status connect_tcp(const char *address, int64_t deadline_ns, int *fd, struct tqkv_error *err)
 {
-	const struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+	const struct addrinfo hints = {
+		.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV
+	};
 	struct addrinfo *list = NULL;
 	enum tqkv_status status = TQKV_IO_ERROR;
 	char host[256], port[8];
 
 	if (!split_host_port(address + strlen("tcp:"), host, port))
-		return tqkv_fail(err, TQKV_BAD_ARG, "address %.200s: expected tcp:host:port or tcp:[v6 address]:port",
-			address);
+		return tqkv_fail(err, TQKV_BAD_ARG,
+			"address %.200s: expected tcp:host:port or tcp:[v6 address]:port", address);
 
 	const int error = getaddrinfo(host, port, &hints, &list);
 
@@ -167,7 +173,8 @@ static enum tqkv_status connect_tcp(const char *address, int64_t deadline_ns, in
 	return status;
 }
 
-enum tqkv_status tqkv_socket_connect(const char *address, int64_t deadline_ns, int *fd, struct tqkv_error *err)
+enum tqkv_status tqkv_socket_connect(
+	const char *address, int64_t deadline_ns, int *fd, struct tqkv_error *err)
 {
 	if (strncmp(address, "unix:", strlen("unix:")) == 0)
 		return connect_unix(address, deadline_ns, fd, err);

@@ -1,20 +1,21 @@
 /*
  * libtqkv: client of tqkvd, the daemon that keeps K/V caches of token sequences in compressed pages.
  *
- * A connection speaks to one daemon. A session is what the client owns on one pool; its sequences are named by
- * numbers of the client's choice. Rows go in with append, attention outputs come out with decode.
+ * A connection speaks to one daemon. A session is what the client owns on one pool; its sequences are named
+ * by numbers of the client's choice. Rows go in with append, attention outputs come out with decode.
  *
  * Threads: a connection, its sessions and the replies fetched from it belong to one thread at a time; the
  * library takes no lock. Different connections are independent, and the library has no global state. No
  * signal handler, no thread, no SIGPIPE. A child after fork() must not use the parent's connections.
  *
  * Deadlines: every call ends. `timeout_ms` bounds the whole call with all its repetitions; 0 means the
- * connection's timeout_ms (30 s unless set). When it passes, the call returns TQKV_DEADLINE with is_local set and
- * is_outcome_unknown when the request was on its way; the connection stays usable and the late reply is thrown
- * away. One exception: a host name (not a number) in an address is resolved by libc, which keeps its own time.
+ * connection's timeout_ms (30 s unless set). When it passes, the call returns TQKV_DEADLINE with is_local set
+ * and is_outcome_unknown when the request was on its way; the connection stays usable and the late reply is
+ * thrown away. One exception: a host name (not a number) in an address is resolved by libc, which keeps its
+ * own time.
  *
- * Errors: the call's status is returned and told in `err` (may be NULL). Outputs are untouched on failure unless
- * a comment says otherwise. TQKV_IO_ERROR: the connection is lost; see tqkv_reconnect().
+ * Errors: the call's status is returned and told in `err` (may be NULL). Outputs are untouched on failure
+ * unless a comment says otherwise. TQKV_IO_ERROR: the connection is lost; see tqkv_reconnect().
  *
  * Memory: inputs are copied before a call returns. Rows are little-endian; so must the machine be.
  *
@@ -128,9 +129,9 @@ struct tqkv_options {
 	uint32_t backoff_first_ms;   /* pause after the first retryable refusal; doubles; 0 = 5 */
 	uint32_t backoff_max_ms;     /* 0 = 1000 */
 	uint32_t requests_max;       /* requests submitted and not yet fetched; 0 = 256; at most 4096 */
-	uint64_t features;           /* wanted; bits of PROTOCOL.md section 7; the server info tells which are served */
-	const char *token;           /* NULL = none; at most 512 bytes */
-	const char *client_name;     /* for the server's log; NULL = none; at most 64 bytes of UTF-8 */
+	uint64_t features; /* wanted; bits of PROTOCOL.md section 7; the server info tells which are served */
+	const char *token; /* NULL = none; at most 512 bytes */
+	const char *client_name; /* for the server's log; NULL = none; at most 64 bytes of UTF-8 */
 };
 
 /* What HELLO told. */
@@ -153,14 +154,14 @@ struct tqkv_conn;
 struct tqkv_session;
 
 /*
- * Connects and says HELLO. Address: "unix:/path", "tcp:host:port" or "tcp:[v6 address]:port". `options` may be
- * NULL. tqkv_disconnect() the result.
+ * Connects and says HELLO. Address: "unix:/path", "tcp:host:port" or "tcp:[v6 address]:port". `options` may
+ * be NULL. tqkv_disconnect() the result.
  */
 TQKV_API enum tqkv_status tqkv_connect(const char *address, const struct tqkv_options *options,
 	struct tqkv_conn **out, struct tqkv_error *err);
 /*
- * Closes the connection and frees it with its sessions' structs. The daemon keeps a session until its lease runs out;
- * tqkv_close() ends one at once. NULL is allowed.
+ * Closes the connection and frees it with its sessions' structs. The daemon keeps a session until its lease
+ * runs out; tqkv_close() ends one at once. NULL is allowed.
  */
 TQKV_API void tqkv_disconnect(struct tqkv_conn *conn);
 /* Lives as long as the connection; changes in tqkv_reconnect(). */
@@ -169,7 +170,10 @@ TQKV_API const struct tqkv_server_info *tqkv_server_info(const struct tqkv_conn 
 TQKV_API bool tqkv_is_connected(const struct tqkv_conn *conn);
 /* The server has announced (GOAWAY) that it is about to stop. Seen while some call waits. */
 TQKV_API bool tqkv_is_draining(const struct tqkv_conn *conn);
-/* For a caller's poll(): readable when a reply may be there. -1 when lost. Do not read from it. */
+/*
+ * For a caller's poll(): readable when more may have come; first see what tqkv_poll() has already. -1 when
+ * lost. Do not read from it.
+ */
 TQKV_API int tqkv_fd(const struct tqkv_conn *conn);
 
 /* What tqkv_reconnect() did. Every member is valid whatever it returned. */
@@ -182,37 +186,40 @@ struct tqkv_reconnect_report {
 };
 struct tqkv_reconnect_params {
 	bool keep_lengths; /* do not truncate: for clients that stream layer by layer and go on from TELL */
-	/* (optional) Called for every sequence of every session that was attached again. Must not use the connection. */
+	/* (optional) Called for every sequence of every session that was attached again. Must not use the
+	 * connection. */
 	void (*on_sequence)(void *arg, struct tqkv_session *session, uint64_t sequence, uint32_t length,
 		bool was_truncated);
 	void *arg;
 };
 /*
- * Makes a new connection in place of the old one, lost or not. Requests that were not answered end with IO_ERROR and
- * is_outcome_unknown; fetched and unfetched replies stay as they are. Then, per session with a name: ATTACH, TELL,
- * and TRUNCATE of sequences whose layers differ to the shortest one, so that every sequence has one length to go on
- * from. Sessions without a name are lost (STALE_HANDLE).
+ * Makes a new connection in place of the old one, lost or not. Requests that were not answered end with
+ * IO_ERROR and is_outcome_unknown; fetched and unfetched replies stay as they are. Then, per session with a
+ * name: ATTACH, TELL, and TRUNCATE of sequences whose layers differ to the shortest one, so that every
+ * sequence has one length to go on from. Sessions without a name are lost (STALE_HANDLE).
  *
- * OK: all sessions are usable. STALE_EPOCH: the daemon was restarted, all sessions are lost (the structs remain until
- * tqkv_close()), the connection is usable. A status of ATTACH: at least that session is lost. IO_ERROR, DEADLINE: no
- * connection; may be called again. `params` and `report` may be NULL.
+ * OK: all sessions are usable. STALE_EPOCH: the daemon was restarted, all sessions are lost (the structs
+ * remain until tqkv_close()), the connection is usable. A status of ATTACH: at least that session is lost.
+ * IO_ERROR, DEADLINE: no connection; may be called again. `params` and `report` may be NULL.
  *
  * TQKV_OPTION_RECONNECT lets blocking calls do this by themselves, without truncating, within their deadline:
  *   repeated: ping, echo, pool_info, pool_rows, tell, decode, read, truncate;
- *   append and append_decode: TELL decides. An item whose layers all have the length before it is sent again, one
- *   whose layers all have the length after it counts as done (append_decode then decodes it); any other length ends
- *   the call with POSITION;
- *   not repeated, IO_ERROR with is_outcome_unknown: open, attach, close, free, cancel and all pipelined requests.
+ *   append and append_decode: TELL decides. An item whose layers all have the length before it is sent again,
+ * one whose layers all have the length after it counts as done (append_decode then decodes it); any other
+ * length ends the call with POSITION; not repeated, IO_ERROR with is_outcome_unknown: open, attach, close,
+ * free, cancel and all pipelined requests.
  */
 TQKV_API enum tqkv_status tqkv_reconnect(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
 	uint32_t timeout_ms, struct tqkv_reconnect_report *report, struct tqkv_error *err);
 
-/* Renews the lease of one session, or of all of this connection (NULL). STALE_EPOCH when the boot id changed. */
+/* Renews the lease of one session, or of all of this connection (NULL). STALE_EPOCH when the boot id changed.
+ */
 TQKV_API enum tqkv_status tqkv_ping(
 	struct tqkv_conn *conn, struct tqkv_session *session, uint32_t timeout_ms, struct tqkv_error *err);
-/* Sends the payload through a request slot and gets reply_bytes of it back, zeros appended: for benchmarks. */
-TQKV_API enum tqkv_status tqkv_echo(struct tqkv_conn *conn, const void *payload, size_t payload_bytes, void *reply,
-	size_t reply_bytes, uint32_t timeout_ms, struct tqkv_error *err);
+/* Sends the payload through a request slot and gets reply_bytes of it back, zeros appended: for benchmarks.
+ */
+TQKV_API enum tqkv_status tqkv_echo(struct tqkv_conn *conn, const void *payload, size_t payload_bytes,
+	void *reply, size_t reply_bytes, uint32_t timeout_ms, struct tqkv_error *err);
 
 /* ---- Pools ---- */
 
@@ -226,20 +233,22 @@ enum tqkv_pool_rows {
 	TQKV_POOL_K_CENTER = 2,
 };
 /*
- * The pool's canonical JSON, NUL-terminated. By name, or by index when `pool` is NULL. `json` may be NULL when
- * json_bytes_max is 0. TOO_LARGE: `info` is filled and says how long the text is.
+ * The pool's canonical JSON, NUL-terminated. By name, or by index when `pool` is NULL. `json` may be NULL
+ * when json_bytes_max is 0. TOO_LARGE: `info` is filled and says how long the text is.
  */
 TQKV_API enum tqkv_status tqkv_pool_info(struct tqkv_conn *conn, const char *pool, uint32_t index, char *json,
 	size_t json_bytes_max, struct tqkv_pool_info *info, uint32_t timeout_ms, struct tqkv_error *err);
-/* n_rows rows of row_floats numbers: the rotation matrix (head_dim rows of head_dim) or K's centre of a layer. */
+/* n_rows rows of row_floats numbers: the rotation matrix (head_dim rows of head_dim) or K's centre of a
+ * layer. */
 TQKV_API enum tqkv_status tqkv_pool_rows(struct tqkv_conn *conn, const char *pool, enum tqkv_pool_rows what,
 	uint32_t layer, uint32_t n_rows, uint32_t row_floats, float *out, uint32_t timeout_ms,
 	struct tqkv_error *err);
 /*
- * Names the first member in which two canonical pool JSON texts differ, "layers[3].k: expected "tq4", got "bf16"".
- * False when they are equal.
+ * Names the first member in which two canonical pool JSON texts differ, "layers[3].k: expected "tq4", got
+ * "bf16"". False when they are equal.
  */
-TQKV_API bool tqkv_pool_json_differs(const char *expected, const char *got, char *text, size_t text_bytes_max);
+TQKV_API bool tqkv_pool_json_differs(
+	const char *expected, const char *got, char *text, size_t text_bytes_max);
 
 /* ---- Sessions ---- */
 
@@ -247,14 +256,14 @@ TQKV_API bool tqkv_pool_json_differs(const char *expected, const char *got, char
 struct tqkv_open_params {
 	const char *pool;         /* ATTACH: may be NULL */
 	const char *session_name; /* NULL: cannot be attached again. [A-Za-z0-9._:-], at most 128 bytes */
-	const char *pool_json;    /* (optional) canonical JSON the pool must have; a mismatch names the member */
-	uint64_t fingerprint;     /* 0 = any */
-	uint32_t lease_ms;        /* 0 = the server's */
-	uint32_t reserve_blocks;  /* 0 = on demand */
-	uint32_t sequences_max;   /* 0 = the server's */
-	uint32_t tokens_max;      /* per sequence; 0 = the pool's */
-	uint16_t priority;        /* 0 (low) to 3 */
-	uint16_t flags;           /* bit 0 CLIENT_TABLES */
+	const char *pool_json; /* (optional) canonical JSON the pool must have; a mismatch names the member */
+	uint64_t fingerprint;  /* 0 = any */
+	uint32_t lease_ms;     /* 0 = the server's */
+	uint32_t reserve_blocks; /* 0 = on demand */
+	uint32_t sequences_max;  /* 0 = the server's */
+	uint32_t tokens_max;     /* per sequence; 0 = the pool's */
+	uint16_t priority;       /* 0 (low) to 3 */
+	uint16_t flags;          /* bit 0 CLIENT_TABLES */
 };
 struct tqkv_session_info {
 	uint64_t handle; /* changes in tqkv_reconnect() */
@@ -275,7 +284,8 @@ TQKV_API enum tqkv_status tqkv_open(struct tqkv_conn *conn, const struct tqkv_op
 TQKV_API enum tqkv_status tqkv_attach(struct tqkv_conn *conn, const struct tqkv_open_params *params,
 	uint32_t timeout_ms, struct tqkv_session **out, struct tqkv_error *err);
 /* Ends the session and frees its sequences. The struct is gone whatever this returns. NULL is allowed. */
-TQKV_API enum tqkv_status tqkv_close(struct tqkv_session *session, uint32_t timeout_ms, struct tqkv_error *err);
+TQKV_API enum tqkv_status tqkv_close(
+	struct tqkv_session *session, uint32_t timeout_ms, struct tqkv_error *err);
 TQKV_API const struct tqkv_session_info *tqkv_session_info(const struct tqkv_session *session);
 TQKV_API struct tqkv_conn *tqkv_session_conn(const struct tqkv_session *session);
 /* NULL when it has none. */
@@ -294,8 +304,9 @@ struct tqkv_sequence {
 	uint16_t flags; /* TQKV_EVICTABLE */
 };
 /*
- * The session's sequences from number sequence_from on, in ascending order, at most n_max; *next_sequence 0 says that
- * there are no more. `lengths` may be NULL; else [n_max][n_layers]. Waits for everything sent before it.
+ * The session's sequences from number sequence_from on, in ascending order, at most n_max; *next_sequence 0
+ * says that there are no more. `lengths` may be NULL; else [n_max][n_layers]. Waits for everything sent
+ * before it.
  */
 TQKV_API enum tqkv_status tqkv_tell(struct tqkv_session *session, uint64_t sequence_from, uint32_t n_max,
 	struct tqkv_sequence *sequences, uint32_t *lengths, uint32_t *n_out, uint64_t *next_sequence,
@@ -359,11 +370,11 @@ struct tqkv_item_result {
 struct tqkv_timings { /* 0 unless TQKV_OPTION_TIMINGS; sums over the frames of a call */
 	uint32_t recv_us, queue_us, copy_in_us, kernel_us, copy_out_us, total_us;
 };
-/* Set the first six members before the call; it fills what they point at, and the rest. */
+/* Set the first five members before the call; it fills what they point at, and the rest. */
 struct tqkv_rows_result {
 	struct tqkv_item_result *items; /* [n_items]; NULL = not wanted */
 	void *out;                      /* [queries][q_heads][v_head_dim] of out_dtype; failed items: zeros */
-	float *lse;                     /* [queries][q_heads], natural logarithm; failed items: -inf; NULL without LSE */
+	float *lse; /* [queries][q_heads], natural logarithm; failed items: -inf; NULL without LSE */
 	uint64_t out_bytes_max, lse_bytes_max;
 	uint32_t n_ok, n_failed;
 	uint32_t n_frames;  /* sent, with repetitions */
@@ -372,14 +383,14 @@ struct tqkv_rows_result {
 };
 
 /*
- * Blocking row operations. Any number of items and tokens: what does not fit into a frame is split by sequence and
- * position (by layer only if one token of all layers does not fit) and sent pipelined. Items that are refused with a
- * retryable status are sent again, alone, with exponential back-off and full jitter, not before the server's
- * retry_after_ms, until the deadline would pass.
+ * Blocking row operations. Any number of items and tokens: what does not fit into a frame is split by
+ * sequence and position (by layer only if one token of all layers does not fit) and sent pipelined. Items
+ * that are refused with a retryable status are sent again, alone, with exponential back-off and full jitter,
+ * not before the server's retry_after_ms, until the deadline would pass.
  *
- * OK means that all frames were answered; look at n_failed. `result` is filled as far as things went also when a
- * call fails: an item's n_tokens tells how many of its tokens are known to be committed (on all layers asked for).
- * A split item is no longer committed whole or not at all; position + n_tokens is where to go on.
+ * OK means that all frames were answered; look at n_failed. `result` is filled as far as things went also
+ * when a call fails: an item's n_tokens tells how many of its tokens are known to be committed (on all layers
+ * asked for). A split item is no longer committed whole or not at all; position + n_tokens is where to go on.
  */
 TQKV_API enum tqkv_status tqkv_append(struct tqkv_session *session, const struct tqkv_rows *rows,
 	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err);
@@ -428,10 +439,10 @@ enum tqkv_op {
 	TQKV_OP_FREE = 37,
 };
 /*
- * One frame each, sent without waiting for its reply. Nothing is split (TOO_LARGE) or repeated. timeout_ms 0: no
- * deadline at the server. While the server's limits of HELLO on requests or bytes in flight are reached, the call reads
- * replies (kept for tqkv_wait()) and waits for room, at most timeout_ms. LIMIT: requests_max replies wait to be fetched.
- * The session must live until the reply is fetched or forgotten.
+ * One frame each, sent without waiting for its reply. Nothing is split (TOO_LARGE) or repeated. timeout_ms 0:
+ * no deadline at the server. While the server's limits of HELLO on requests or bytes in flight are reached,
+ * the call reads replies (kept for tqkv_wait()) and waits for room, at most timeout_ms. LIMIT: requests_max
+ * replies wait to be fetched. The session must live until the reply is fetched or forgotten.
  */
 TQKV_API enum tqkv_status tqkv_submit_rows(struct tqkv_session *session, enum tqkv_op op,
 	const struct tqkv_rows *rows, uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
@@ -439,8 +450,8 @@ TQKV_API enum tqkv_status tqkv_submit_append(struct tqkv_session *session, const
 	uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
 TQKV_API enum tqkv_status tqkv_submit_decode(struct tqkv_session *session, const struct tqkv_rows *rows,
 	uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
-TQKV_API enum tqkv_status tqkv_submit_append_decode(struct tqkv_session *session, const struct tqkv_rows *rows,
-	uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
+TQKV_API enum tqkv_status tqkv_submit_append_decode(struct tqkv_session *session,
+	const struct tqkv_rows *rows, uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
 /* TRUNCATE or FREE */
 TQKV_API enum tqkv_status tqkv_submit_items(struct tqkv_session *session, enum tqkv_op op,
 	const struct tqkv_item *items, uint32_t n_items, uint32_t timeout_ms, uint64_t *request_id,
@@ -449,8 +460,8 @@ TQKV_API enum tqkv_status tqkv_submit_items(struct tqkv_session *session, enum t
 TQKV_API enum tqkv_status tqkv_submit_read(struct tqkv_session *session, const struct tqkv_read *read,
 	uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
 /* One page of at most min(n_max, items_max) sequences. */
-TQKV_API enum tqkv_status tqkv_submit_tell(struct tqkv_session *session, uint64_t sequence_from, uint32_t n_max,
-	bool per_layer, uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
+TQKV_API enum tqkv_status tqkv_submit_tell(struct tqkv_session *session, uint64_t sequence_from,
+	uint32_t n_max, bool per_layer, uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
 
 /* What a reply holds depends on the operation; the rest is zero. Pointers are into the library's memory. */
 struct tqkv_reply {
@@ -477,9 +488,9 @@ struct tqkv_reply {
 #define TQKV_ANY 0 /* tqkv_wait(): whichever reply came first */
 
 /*
- * Waits for one reply and fetches it. `reply` is valid until the next call with this connection. Replies come in any
- * order. A request that failed as a whole returns its status with reply->request_id set. DEADLINE with request_id 0:
- * none came in time; wait again, or tqkv_forget(). NOT_FOUND: no such request is outstanding.
+ * Waits for one reply and fetches it. `reply` is valid until the next call with this connection. Replies come
+ * in any order. A request that failed as a whole returns its status with reply->request_id set. DEADLINE with
+ * request_id 0: none came in time; wait again, or tqkv_forget(). NOT_FOUND: no such request is outstanding.
  */
 TQKV_API enum tqkv_status tqkv_wait(struct tqkv_conn *conn, uint64_t request_id, uint32_t timeout_ms,
 	struct tqkv_reply *reply, struct tqkv_error *err);

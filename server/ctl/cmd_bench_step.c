@@ -99,6 +99,7 @@ struct bench {
 	struct tqkv_item items[SEQUENCES_MAX];
 	struct srv_percentile samples;
 	struct round echo[ROUNDS_MAX], step[ROUNDS_MAX];
+	uint64_t n_steps, server_us, queue_us, kernel_us; /* the daemon's own timings of all steps, summed */
 };
 
 static uint64_t argument(const struct bench *bench, uint32_t idx)
@@ -173,8 +174,9 @@ static enum kv_status size_frames(struct bench *bench, struct kv_error *err)
 
 	bench->k_bytes = bench->v_bytes = kv_values * value_bytes;
 	bench->q_bytes = q_values * value_bytes;
+	/* Segments begin at multiples of the unit; the last one ends with its bytes. */
 	in_bytes = structs_bytes + 2 * kv_round_up_u64(bench->k_bytes * bench->n_sequences, ALIGN_BYTES) +
-		kv_round_up_u64(bench->q_bytes * bench->n_sequences, ALIGN_BYTES);
+		bench->q_bytes * bench->n_sequences;
 	out_bytes = structs_bytes + q_values * sizeof(float) * bench->n_sequences;
 	if (in_bytes > frame_bytes_max || out_bytes > frame_bytes_max)
 		return kv_fail(err, SRV_CTL_USAGE,
@@ -278,6 +280,10 @@ static enum kv_status one_step(struct bench *bench, uint64_t *took_ns, struct kv
 	*took_ns = kv_clock_now_ns(kv_clock_system()) - start_ns;
 	if (reply.n_failed > 0)
 		return fail_items("append and decode", reply.items, reply.n_items, err);
+	bench->n_steps++;
+	bench->server_us += reply.timings.total_us;
+	bench->queue_us += reply.timings.queue_us;
+	bench->kernel_us += reply.timings.kernel_us;
 	return KV_OK;
 }
 
@@ -377,6 +383,12 @@ struct summary {
 	double echo_p50_ns, step_p50_ns, echo_p99_ns, step_p99_ns, ratio;
 };
 
+/* Mean over all steps. */
+static double mean_us(const struct bench *bench, uint64_t sum_us)
+{
+	return bench->n_steps == 0 ? 0 : (double)sum_us / (double)bench->n_steps;
+}
+
 static struct summary summarise(const struct bench *bench)
 {
 	double values[5][ROUNDS_MAX];
@@ -433,6 +445,9 @@ static void print_text(const struct bench *bench)
 	srv_table_cell(&table, "%.2f", summary.ratio);
 	srv_table_print(&table, stdout);
 	srv_table_finish(&table);
+	printf("a step in the daemon, mean: %.1f us, of it %.1f us waiting and %.1f us in the backend\n",
+		mean_us(bench, bench->server_us), mean_us(bench, bench->queue_us),
+		mean_us(bench, bench->kernel_us));
 }
 
 static json_t *round_json(const struct round *round)
@@ -450,8 +465,8 @@ static void print_json(const struct bench *bench)
 		json_array_append_new(rounds,
 			json_pack("{s:o, s:o}", "echo", round_json(&bench->echo[i]), "step",
 				round_json(&bench->step[i])));
-	json = json_pack(
-		"{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:f, s:f, s:f, s:f, s:f}",
+	json = json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:f, s:f, s:f, s:f, "
+			 "s:f, s:f, s:f, s:f}",
 		"sequences", (json_int_t)bench->n_sequences, "context", (json_int_t)bench->context, "q_heads",
 		(json_int_t)argument(bench, ARG_Q_HEADS), "kv_heads",
 		(json_int_t)argument(bench, ARG_KV_HEADS), "head_dim",
@@ -460,7 +475,9 @@ static void print_json(const struct bench *bench)
 		(json_int_t)(bench->echo_in_bytes + ECHO_STRUCTS_BYTES), "body_out_bytes",
 		(json_int_t)(bench->echo_out_bytes + ECHO_STRUCTS_BYTES), "n", (json_int_t)bench->n, "rounds",
 		rounds, "echo_p50_ns", summary.echo_p50_ns, "step_p50_ns", summary.step_p50_ns, "echo_p99_ns",
-		summary.echo_p99_ns, "step_p99_ns", summary.step_p99_ns, "ratio_p50", summary.ratio);
+		summary.echo_p99_ns, "step_p99_ns", summary.step_p99_ns, "ratio_p50", summary.ratio,
+		"server_mean_us", mean_us(bench, bench->server_us), "queue_mean_us",
+		mean_us(bench, bench->queue_us), "kernel_mean_us", mean_us(bench, bench->kernel_us));
 	srv_ctl_print_json(json);
 	json_decref(json);
 }
@@ -468,7 +485,7 @@ static void print_json(const struct bench *bench)
 static enum kv_status run_in_daemon(struct bench *bench, struct kv_error *err)
 {
 	struct kv_error delete_err;
-	enum kv_status status = srv_client_connect(bench->ctl, 0, &bench->conn, err);
+	enum kv_status status = srv_client_connect(bench->ctl, TQKV_OPTION_TIMINGS, &bench->conn, err);
 
 	if (status == KV_OK)
 		status = size_frames(bench, err);

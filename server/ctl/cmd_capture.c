@@ -91,7 +91,7 @@ static void print_tensors(const struct srv_safetensors *file)
 
 static void print_metadata(const struct srv_safetensors *file)
 {
-	static const char *const titles[] = { "<metadata", "<" };
+	static const char *const titles[] = { "<metadata", "<value" };
 	struct srv_table table;
 	const char *key;
 	json_t *value;

@@ -42,7 +42,9 @@ struct srv_replay_rows {
 	uint8_t *packed;       /* the codec's bytes of what is sent */
 	float *decoded;        /* what these bytes say */
 	double *squares;       /* squared length of each original row */
-	uint64_t map_bytes[4]; /* of the four arrays */
+	double *error_squares; /* squared distance of each decoded row from the original one */
+	double square, along;  /* sums of <original, original> and <decoded, original> over all rows */
+	uint64_t map_bytes[5]; /* of the five arrays */
 };
 
 /* Sums over the outputs of one layer, and what they give. */
@@ -122,8 +124,8 @@ void srv_replay_check_decoded(struct srv_replay *replay, uint32_t layer_idx, uin
 	uint32_t token_first, uint32_t n_tokens, const float *rows);
 
 /* ---- replay_bounds.c ---- */
-/* Expected squared error of a row, relative to its squared length, from storing it in this codec's format. */
-double srv_replay_row_error(const struct srv_replay *replay, const struct kv_row_codec *codec);
+/* Squared error of rounding a query on the way in, relative to its squared length. */
+double srv_replay_query_error(const struct srv_replay *replay);
 /* Relative error that a layer's outputs may have against exact attention over the original rows. */
 double srv_replay_output_bound(const struct srv_replay_layer *layer);
 double srv_replay_relative_error(double error_square, double square);

@@ -2,14 +2,15 @@
  * What a replay compares with, and the sums of the comparisons.
  *
  * The expected error of an output (predicted_square) is worked out beside the exact attention, from the rows
- * themselves. With p the softmax weights, s the logits, o the exact output, E the relative squared error of a
- *stored row (replay_bounds.c) and S the share by which stored rows are shorter than the original along them:
+ * themselves. With p the softmax weights, s the logits, o the exact output, e_k and e_v the errors of the
+ *stored rows, and S the share by which stored rows are shorter than the original along them:
  *
- *	a logit's variance      var_t = (scale |q| |k_t|)^2 * E_k / k_head_dim    (an error in a random
- *direction) the output's            sum_t p_t^2 (var_t |v_t - o|^2 + E_v |v_t|^2)     (first order, tokens
+ *	a logit's variance      var_t = (scale |q| |e_k,t|)^2 / k_head_dim    (an error in a random direction)
+ *	the output's            sum_t p_t^2 (var_t |v_t - o|^2 + |e_v,t|^2)   (first order, tokens
  *independent) its bias                | S_v o + S_k (sum_t p_t s_t v_t - o sum_t p_t s_t) |^2
  *
- * The sum of the last two lines is the expected squared error of this output.
+ * The sum of the last two lines is the expected squared error of this output. Only the lengths of the rows'
+ *errors go in; replay_bounds.c bounds these by the format.
  */
 #include <math.h>
 #include <string.h>
@@ -30,6 +31,25 @@ static void *map_array(struct srv_replay_rows *rows, uint32_t idx, uint64_t n, u
 
 	rows->map_bytes[idx] = array ? n_bytes : 0;
 	return array;
+}
+
+/* Lengths of one row and of its error. */
+static void measure_row(struct srv_replay_rows *rows, uint64_t row_idx)
+{
+	const float *original = rows->original + row_idx * rows->head_dim;
+	const float *decoded = rows->decoded + row_idx * rows->head_dim;
+	double square = 0, error_square = 0;
+
+	for (uint32_t i = 0; i < rows->head_dim; i++) {
+		const double error = (double)decoded[i] - (double)original[i];
+
+		square += (double)original[i] * (double)original[i];
+		error_square += error * error;
+		rows->along += (double)decoded[i] * (double)original[i];
+	}
+	rows->square += square;
+	rows->squares[row_idx] = square;
+	rows->error_squares[row_idx] = error_square;
 }
 
 static enum kv_status encode_rows(const struct srv_replay *replay, struct srv_replay_rows *rows,
@@ -53,8 +73,7 @@ static enum kv_status encode_rows(const struct srv_replay *replay, struct srv_re
 				(unsigned long long)(i / kv_heads), (unsigned long long)(i % kv_heads),
 				rows->codec->format->name);
 		kv_row_codec_decode(rows->codec, packed, rows->decoded + i * rows->head_dim, &scratch);
-		for (uint32_t c = 0; c < rows->head_dim; c++)
-			rows->squares[i] += (double)original[c] * (double)original[c];
+		measure_row(rows, i);
 	}
 	return KV_OK;
 }
@@ -69,7 +88,8 @@ static enum kv_status prepare_rows(struct srv_replay *replay, struct srv_replay_
 	rows->packed = map_array(rows, 1, rows->n_rows, rows->codec->row_bytes);
 	rows->decoded = map_array(rows, 2, rows->n_rows, rows->head_dim * sizeof(float));
 	rows->squares = map_array(rows, 3, rows->n_rows, sizeof(double));
-	if (!rows->original || !rows->packed || !rows->decoded || !rows->squares)
+	rows->error_squares = map_array(rows, 4, rows->n_rows, sizeof(double));
+	if (!rows->original || !rows->packed || !rows->decoded || !rows->squares || !rows->error_squares)
 		return kv_fail(err, KV_NO_MEMORY, "no memory for the rows of layer %u",
 			capture->layers[layer_idx].number);
 	srv_capture_load(capture, layer_idx, kind, 0, capture->n_tokens, rows->original);
@@ -114,6 +134,7 @@ void srv_replay_release(struct srv_replay *replay)
 			kv_pages_free(rows->packed, rows->map_bytes[1]);
 			kv_pages_free(rows->decoded, rows->map_bytes[2]);
 			kv_pages_free(rows->squares, rows->map_bytes[3]);
+			kv_pages_free(rows->error_squares, rows->map_bytes[4]);
 		}
 	kv_free(replay->layers);
 	replay->layers = NULL;
@@ -182,10 +203,11 @@ static double attend(const struct output *output, const float *q, const float *k
 	return lse;
 }
 
-/* The share by which stored rows are shorter along the original ones: centroids are means of their cells. */
-static double shrink_of(const struct kv_row_codec *codec, double row_error)
+/* The share by which stored rows are shorter along the original ones: about D where centroids are means of
+ * cells. */
+static double shrink_of(const struct srv_replay_rows *rows)
 {
-	return codec->segments[0].code == KV_CODE_TABLE ? row_error : 0;
+	return rows->square > 0 ? 1 - rows->along / rows->square : 0;
 }
 
 /* Adds the expected squared error of an output, see the top of this file, and the spread of its logits. */
@@ -194,9 +216,8 @@ static void predict(const struct output *output, struct srv_replay_layer *sums)
 	const struct srv_replay *replay = output->replay;
 	const struct srv_replay_rows *k = &output->layer->rows[SRV_REPLAY_K];
 	const struct srv_replay_rows *v = &output->layer->rows[SRV_REPLAY_V];
-	const double k_error = srv_replay_row_error(replay, k->codec),
-		     v_error = srv_replay_row_error(replay, v->codec);
-	const double k_shrink = shrink_of(k->codec, k_error), v_shrink = shrink_of(v->codec, v_error);
+	const double k_shrink = shrink_of(k), v_shrink = shrink_of(v);
+	const double q_error = srv_replay_query_error(replay);
 	const double scale = (double)output->layer->scale;
 	const double q_square = dot(output->q, output->q, k->head_dim);
 	const double out_square = square_of(output->exact, v->head_dim);
@@ -207,8 +228,8 @@ static void predict(const struct output *output, struct srv_replay_layer *sums)
 		const float *v_row = v->original + row_idx * v->head_dim;
 		const double logit = scale * dot(output->q, k->original + row_idx * k->head_dim, k->head_dim);
 		const double p = exp(logit - output->lse);
-		const double logit_variance =
-			scale * scale * q_square * k->squares[row_idx] * k_error / k->head_dim;
+		const double logit_variance = scale * scale * q_square *
+			(k->error_squares[row_idx] + q_error * k->squares[row_idx]) / k->head_dim;
 		double v_out = 0;
 
 		for (uint32_t i = 0; i < v->head_dim; i++) {
@@ -217,7 +238,7 @@ static void predict(const struct output *output, struct srv_replay_layer *sums)
 		}
 		variance += p * p *
 			(logit_variance * (v->squares[row_idx] - 2 * v_out + out_square) +
-				v_error * v->squares[row_idx]);
+				v->error_squares[row_idx]);
 		mean += p * logit;
 		logit_sum += logit;
 		logit_square += logit * logit;

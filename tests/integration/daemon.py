@@ -96,6 +96,11 @@ class Daemon:
         pages = int(pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE")
 
+    def is_sanitized(self):
+        """A sanitizer's shadow memory says nothing about ours."""
+        maps = pathlib.Path(f"/proc/{self.process.pid}/maps").read_text()
+        return "libasan" in maps or "libtsan" in maps
+
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 

@@ -264,10 +264,8 @@ class Idle(unittest.TestCase):
             for raw in idle:
                 raw.reply()
             per_connection = (daemon.resident_bytes() - before) / n
-            sanitized = "lib" in open(f"/proc/{daemon.process.pid}/maps").read() and any(
-                name in open(f"/proc/{daemon.process.pid}/maps").read() for name in ("libasan", "libtsan"))
             print(f"{per_connection:.0f} bytes per idle connection")
-            if not sanitized:
+            if not daemon.is_sanitized():
                 self.assertLess(per_connection, 4096)
             with frames.Raw(daemon.addr) as raw:
                 raw.hello()

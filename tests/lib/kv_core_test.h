@@ -1,5 +1,6 @@
 /*
- * What the tests of the domain share: a random source with a seed, pools from the short form, checks of statuses.
+ * What the tests of the domain share: a random source with a seed, pools from the short form, checks of
+ * statuses.
  */
 #ifndef TESTS_LIB_KV_CORE_TEST_H
 #define TESTS_LIB_KV_CORE_TEST_H
@@ -25,9 +26,9 @@ static inline uint64_t kv_test_source_next(struct kv_random *random)
 
 static const struct kv_random_ops kv_test_source_ops = { .next = kv_test_source_next };
 
-#define kv_assert_ok(expr)                                                                      \
-	do {                                                                                    \
-		const enum kv_status kv_assert_status_ = (expr);                                \
+#define kv_assert_ok(expr)                                                                            \
+	do {                                                                                          \
+		const enum kv_status kv_assert_status_ = (expr);                                      \
 		ck_assert_msg(kv_assert_status_ == KV_OK, "%s: status %d", #expr, kv_assert_status_); \
 	} while (0)
 #define kv_assert_status(expr, wanted) ck_assert_int_eq((int)(expr), (int)(wanted))
@@ -61,8 +62,8 @@ static inline void kv_test_domain_init(struct kv_test_domain *test, const struct
 
 	test->source = (struct kv_test_source){ { &kv_test_source_ops }, seed };
 	kv_assert_ok(kv_domain_create(limits, &test->source.base, &test->domain, &err));
-	kv_assert_ok(kv_domain_pool_add(
-		test->domain, kv_test_spec(pool, groups), NULL, 0, 0, &test->pool, &err));
+	kv_assert_ok(
+		kv_domain_pool_add(test->domain, kv_test_spec(pool, groups), NULL, 0, 0, &test->pool, &err));
 }
 
 static inline void kv_test_audit(struct kv_domain *domain, struct kv_plan *const plans[], uint32_t n_plans)

@@ -1,5 +1,6 @@
 /*
- * What the client's tests share: a fake server, a connection, a session, and rows whose every number is different.
+ * What the client's tests share: a fake server, a connection, a session, and rows whose every number is
+ * different.
  */
 #ifndef TESTS_UNIT_CLIENT_RIG_H
 #define TESTS_UNIT_CLIENT_RIG_H
@@ -105,7 +106,8 @@ static inline float *rig_queries(struct tqkv_rows *rows, uint32_t n_q)
 }
 
 /* What the fake answers to query q_idx of a sequence of which `seen` tokens are seen. */
-static inline float rig_out(uint64_t sequence, uint32_t layer, uint32_t seen, uint32_t q_idx, uint32_t out_idx)
+static inline float rig_out(
+	uint64_t sequence, uint32_t layer, uint32_t seen, uint32_t q_idx, uint32_t out_idx)
 {
 	const uint32_t head = out_idx / FAKE_V_DIM;
 	const uint32_t dim = head / (FAKE_Q_HEADS / FAKE_KV_HEADS) * FAKE_V_DIM + out_idx % FAKE_V_DIM;
@@ -117,8 +119,8 @@ static inline float rig_out(uint64_t sequence, uint32_t layer, uint32_t seen, ui
 }
 
 /* Rows of one sequence at a position on all layers, appended; returns the call's status. */
-static inline enum tqkv_status rig_append(
-	struct rig *rig, uint64_t sequence, uint32_t position, uint32_t n_tokens, struct tqkv_item_result *got)
+static inline enum tqkv_status rig_append(struct rig *rig, uint64_t sequence, uint32_t position,
+	uint32_t n_tokens, struct tqkv_item_result *got)
 {
 	const struct tqkv_item item = { sequence, position, n_tokens, 0, position == 0 ? TQKV_CREATE : 0 };
 	struct tqkv_rows rows = { .items = &item, .n_items = 1, .n_layers = FAKE_LAYERS };

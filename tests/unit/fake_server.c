@@ -84,8 +84,8 @@ static void answer_hello(struct fake_server *fake, const struct kvp_header *head
 	kvp_header_encode(&answer, reply->frame);
 }
 
-static void answer_open(
-	struct fake_server *fake, const struct kvp_header *header, const uint8_t *body, struct fake_reply *reply)
+static void answer_open(struct fake_server *fake, const struct kvp_header *header, const uint8_t *body,
+	struct fake_reply *reply)
 {
 	const char *payload =
 		(const char *)body + kvp_payload_start(header->op_bytes, header->n_items, header->item_bytes);
@@ -109,7 +109,8 @@ static void answer_open(
 	if (!session) {
 		ck_assert_uint_lt(fake->n_sessions, FAKE_SESSIONS);
 		session = &fake->sessions[fake->n_sessions++];
-		session->handle = (uint64_t)0x5a17c3 << 32 | (uint64_t)fake->boot_tag << 16 | (fake->n_sessions + 2);
+		session->handle =
+			(uint64_t)0x5a17c3 << 32 | (uint64_t)fake->boot_tag << 16 | (fake->n_sessions + 2);
 		memcpy(session->name, name, sizeof(name));
 	}
 
@@ -131,8 +132,8 @@ static void answer_open(
 	kvp_open_reply_encode(&answer, fake_reply_init(reply, header, KVP_BYTES(open_reply), 0, 0));
 }
 
-static void answer_pool_info(
-	struct fake_server *fake, const struct kvp_header *header, const uint8_t *body, struct fake_reply *reply)
+static void answer_pool_info(struct fake_server *fake, const struct kvp_header *header, const uint8_t *body,
+	struct fake_reply *reply)
 {
 	struct kvp_pool_info_req req;
 	const size_t json_bytes = strlen(fake->pool_json);
@@ -158,8 +159,8 @@ static void answer_pool_info(
 		kvp_put_f32(out + 64 + 4 * i, (float)(100 * (req.row_first + i / 16) + i % 16));
 }
 
-static void answer_ping(
-	struct fake_server *fake, const struct kvp_header *header, const uint8_t *body, struct fake_reply *reply)
+static void answer_ping(struct fake_server *fake, const struct kvp_header *header, const uint8_t *body,
+	struct fake_reply *reply)
 {
 	const struct kvp_ping_reply ping = { 1, 1, 1, 1, fake->limits.boot_id };
 	const uint64_t payload_bytes = kvp_payload_bytes(header);
@@ -168,7 +169,8 @@ static void answer_ping(
 	kvp_ping_req_decode(body, header->op_bytes, &req);
 
 	uint8_t *out = fake_reply_init(reply, header, KVP_BYTES(ping_reply), 0, req.reply_payload_bytes);
-	const uint64_t n_bytes = payload_bytes < req.reply_payload_bytes ? payload_bytes : req.reply_payload_bytes;
+	const uint64_t n_bytes =
+		payload_bytes < req.reply_payload_bytes ? payload_bytes : req.reply_payload_bytes;
 
 	kvp_ping_reply_encode(&ping, out);
 	if (n_bytes > 0)
@@ -226,18 +228,21 @@ static bool item_matches(const struct fake_fault *fault, const struct kvp_header
 	if (fault->action != FAKE_REFUSE_ITEM)
 		return true;
 	for (uint32_t item_idx = 0; item_idx < header->n_items; item_idx++)
-		if (kvp_get_u64(body + kvp_structs_bytes(header->op_bytes, item_idx, header->item_bytes)) ==
-			fault->sequence)
+		if (fake_refuses(fault,
+			    kvp_get_u64(body +
+				    kvp_structs_bytes(header->op_bytes, item_idx, header->item_bytes))))
 			return true;
 	return false;
 }
 
-static struct fake_fault take_fault(struct fake_server *fake, const struct kvp_header *header, const uint8_t *body)
+static struct fake_fault take_fault(
+	struct fake_server *fake, const struct kvp_header *header, const uint8_t *body)
 {
 	for (uint32_t i = 0; i < FAKE_FAULTS; i++) {
 		struct fake_fault *fault = &fake->faults[i];
 
-		if (fault->n_times == 0 || (fault->opcode ? fault->opcode != header->opcode : header->opcode == KVP_OP_HELLO) ||
+		if (fault->n_times == 0 ||
+			(fault->opcode ? fault->opcode != header->opcode : header->opcode == KVP_OP_HELLO) ||
 			!item_matches(fault, header, body))
 			continue;
 		if (fault->n_skip > 0) {
@@ -252,15 +257,10 @@ static struct fake_fault take_fault(struct fake_server *fake, const struct kvp_h
 
 static void flip(struct fake_reply *reply, const struct fake_fault *fault)
 {
-	struct kvp_header header;
-	struct kvp_fault unused;
-
 	ck_assert_uint_lt(fault->at, reply->n_bytes);
 	reply->frame[fault->at] ^= fault->mask;
 	if (fault->action == FAKE_FLIP_BYTE && fault->at < KVP_HEADER_BYTES)
 		kvp_put_u32(reply->frame + KVP_AT_HEADER_CRC, kvp_crc32c(0, reply->frame, KVP_AT_HEADER_CRC));
-	(void)header;
-	(void)unused;
 }
 
 static bool release_held(struct fake_server *fake)
@@ -269,13 +269,15 @@ static bool release_held(struct fake_server *fake)
 
 	while (fake->n_held > 0) {
 		fake->n_held--;
-		is_sent = is_sent && send_all(fake->fd, fake->held[fake->n_held], fake->held_bytes[fake->n_held]);
+		is_sent = is_sent &&
+			send_all(fake->fd, fake->held[fake->n_held], fake->held_bytes[fake->n_held]);
 		free(fake->held[fake->n_held]);
 	}
 	return is_sent;
 }
 
-/* False: the connection ends. Called without the lock while sending, so that a test can look at a stuck server. */
+/* False: the connection ends. Called without the lock while sending, so that a test can look at a stuck
+ * server. */
 static bool deliver(struct fake_server *fake, struct fake_reply *reply, const struct fake_fault *fault)
 {
 	bool is_open = true;
@@ -311,7 +313,8 @@ static bool deliver(struct fake_server *fake, struct fake_reply *reply, const st
 
 /* ---- The loop ---- */
 
-static void note(struct fake_server *fake, const struct kvp_header *header, uint8_t *frame, size_t frame_bytes)
+static void note(
+	struct fake_server *fake, const struct kvp_header *header, uint8_t *frame, size_t frame_bytes)
 {
 	const uint16_t opcode = header->opcode & 127;
 
@@ -362,14 +365,16 @@ static bool serve_one(struct fake_server *fake)
 		return false;
 	}
 	if (header.flags & KVP_FLAG_BODY_CRC)
-		ck_assert_uint_eq(header.body_crc, kvp_crc32c(0, frame + KVP_HEADER_BYTES, (size_t)header.body_bytes));
+		ck_assert_uint_eq(
+			header.body_crc, kvp_crc32c(0, frame + KVP_HEADER_BYTES, (size_t)header.body_bytes));
 	fake_lock(fake);
 	note(fake, &header, frame, frame_bytes);
 
 	struct fake_fault action = take_fault(fake, &header, frame + KVP_HEADER_BYTES);
 
 	if (action.action != FAKE_DROP_BEFORE)
-		answer(fake, &header, frame + KVP_HEADER_BYTES, action.n_times || action.action ? &action : NULL, &reply);
+		answer(fake, &header, frame + KVP_HEADER_BYTES,
+			action.n_times || action.action ? &action : NULL, &reply);
 	if (fake->sends_goaway)
 		send_goaway(fake);
 	fake_unlock(fake);

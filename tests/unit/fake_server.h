@@ -1,10 +1,11 @@
 /*
- * A small server for the client's tests: speaks frames over a Unix socket in a thread, one connection after another,
- * keeps rows as float32 in memory, and misbehaves on demand.
+ * A small server for the client's tests: speaks frames over a Unix socket in a thread, one connection after
+ * another, keeps rows as float32 in memory, and misbehaves on demand.
  *
- * It is no model of the real scheduler: one request at a time, blocking, replies in order unless told otherwise.
- * Attention is replaced by a sum: the output of query head h is the sum of V rows of its KV head over the tokens
- * seen, plus q's first number; the log-sum-exp is the number of tokens. That shows every misplaced byte.
+ * It is no model of the real scheduler: one request at a time, blocking, replies in order unless told
+ * otherwise. Attention is replaced by a sum: the output of query head h is the sum of V rows of its KV head
+ * over the tokens seen, plus q's first number; the log-sum-exp is the number of tokens. That shows every
+ * misplaced byte.
  *
  * All members below `lock` are protected by it: tests change them with fake_lock() and fake_unlock().
  */
@@ -50,22 +51,23 @@ struct fake_session {
 /* What to do with requests that match. */
 enum fake_action {
 	FAKE_NOTHING,
-	FAKE_REFUSE_FRAME,   /* frame error with `status` */
-	FAKE_REFUSE_ITEM,    /* the item of `sequence` gets `status` */
-	FAKE_SILENT,         /* take effect, but never answer */
-	FAKE_DROP_BEFORE,    /* close the connection, no effect */
-	FAKE_DROP_AFTER,     /* take effect, close without an answer: the lost acknowledgement */
-	FAKE_HALF_REPLY,     /* send half of the answer, then nothing */
-	FAKE_FLIP_BYTE,      /* change byte `at` of the answer (counted from the header); the header's CRC is made right */
-	FAKE_FLIP_RAW,       /* the same, CRC not made right */
-	FAKE_HOLD,           /* keep the answer until `n_held` are there, then send them in reverse order */
+	FAKE_REFUSE_FRAME, /* frame error with `status` */
+	FAKE_REFUSE_ITEM,  /* items of `sequence` to `sequence_last` get `status` */
+	FAKE_SILENT,       /* take effect, but never answer */
+	FAKE_DROP_BEFORE,  /* close the connection, no effect */
+	FAKE_DROP_AFTER,   /* take effect, close without an answer: the lost acknowledgement */
+	FAKE_HALF_REPLY,   /* send half of the answer, then nothing */
+	FAKE_FLIP_BYTE, /* change byte `at` of the answer (counted from the header); the header's CRC is made
+			   right */
+	FAKE_FLIP_RAW,  /* the same, CRC not made right */
+	FAKE_HOLD,      /* keep the answer until `n_held` are there, then send them in reverse order */
 };
 struct fake_fault {
 	enum fake_action action;
-	uint16_t opcode;   /* 0 = any but HELLO */
-	uint32_t n_times;  /* how often it still happens; counts down */
-	uint32_t n_skip;   /* how many matching requests pass first; counts down */
-	uint64_t sequence;
+	uint16_t opcode;                  /* 0 = any but HELLO */
+	uint32_t n_times;                 /* how often it still happens; counts down */
+	uint32_t n_skip;                  /* how many matching requests pass first; counts down */
+	uint64_t sequence, sequence_last; /* sequence_last 0: just the one */
 	uint16_t status;
 	uint32_t retry_after_ms;
 	uint32_t at;
@@ -83,7 +85,7 @@ struct fake_server {
 	struct kvp_hello_reply limits;
 	uint64_t pool_fingerprint;
 	const char *pool_json;
-	bool sends_goaway;      /* before the next reply */
+	bool sends_goaway; /* before the next reply */
 	uint32_t boot_tag;
 	struct fake_fault faults[FAKE_FAULTS];
 	struct fake_sequence sequences[FAKE_SEQUENCES];
@@ -95,10 +97,10 @@ struct fake_server {
 	uint32_t n_requests[128]; /* by opcode */
 	uint32_t n_items;         /* of row operations, all frames */
 	uint64_t body_bytes_largest;
-	uint32_t deadline_us;      /* of the last request */
+	uint32_t deadline_us; /* of the last request */
 	uint32_t flags;
 	uint64_t boot_id_seen;
-	int64_t request_ms[64];   /* when row requests came */
+	int64_t request_ms[64]; /* when row requests came */
 	uint32_t n_request_ms;
 	uint8_t *last_frame[128]; /* by opcode: header and body */
 	size_t last_frame_bytes[128];
@@ -123,6 +125,12 @@ void fake_hang_up(struct fake_server *fake);
 /* Length of a sequence on a layer; 0 when it does not exist. */
 uint32_t fake_length(struct fake_server *fake, uint64_t sequence, uint32_t layer);
 uint32_t fake_n_requests(struct fake_server *fake, uint16_t opcode);
+
+static inline bool fake_refuses(const struct fake_fault *fault, uint64_t sequence)
+{
+	return fault && fault->action == FAKE_REFUSE_ITEM && sequence >= fault->sequence &&
+		sequence <= (fault->sequence_last ? fault->sequence_last : fault->sequence);
+}
 
 /* fake_store.c: row operations on what is stored; the lock is held. */
 struct fake_reply {

@@ -113,13 +113,13 @@ static uint32_t least_length(const struct rows_work *work, const struct fake_seq
 }
 
 /* Checks one item against what is stored. */
-static uint16_t check_item(struct rows_work *work, const struct kvp_rows_item *item, struct fake_sequence **out,
-	uint32_t *expected)
+static uint16_t check_item(struct rows_work *work, const struct kvp_rows_item *item,
+	struct fake_sequence **out, uint32_t *expected)
 {
 	const bool is_append = work->header->opcode != KVP_OP_DECODE;
 	struct fake_sequence *sequence = fake_find(work->fake, work->header->session, item->sequence, false);
 
-	if (work->fault && work->fault->action == FAKE_REFUSE_ITEM && work->fault->sequence == item->sequence)
+	if (fake_refuses(work->fault, item->sequence))
 		return work->fault->status;
 	if (sequence && item->flags & KVP_ITEM_CREATE)
 		return KV_EXISTS;
@@ -152,7 +152,8 @@ static void do_item(struct rows_work *work, const struct kvp_rows_item *item, st
 	}
 	for (uint32_t row = 0; row < item->q_len; row++) {
 		const struct fake_layer *rows = &sequence->layers[work->req.layer_first];
-		const uint32_t seen = is_append || item->position == KVP_POSITION_PLANNED ? rows->length : item->position;
+		const uint32_t seen =
+			is_append || item->position == KVP_POSITION_PLANNED ? rows->length : item->position;
 
 		attend(work, rows, seen + row + 1 - item->q_len, work->q_at + row);
 	}
@@ -201,7 +202,7 @@ static struct kvp_rows_reply_item small_item(struct rows_work *work, const struc
 		.row = KVP_NO_ROW,
 	};
 
-	if (work->fault && work->fault->action == FAKE_REFUSE_ITEM && work->fault->sequence == item->sequence) {
+	if (fake_refuses(work->fault, item->sequence)) {
 		got.status = work->fault->status;
 		got.retry_after_ms = work->fault->retry_after_ms;
 	} else if (sequence && work->header->opcode == KVP_OP_FREE) {
@@ -225,9 +226,12 @@ void fake_rows(struct fake_server *fake, const struct kvp_header *header, const 
 
 	kvp_rows_req_decode(body, header->op_bytes, &work.req);
 	out_bytes = (uint64_t)work.req.n_q_total * FAKE_OUT * sizeof(float);
-	lse_bytes = work.req.flags & KVP_ROWS_LSE ? (uint64_t)work.req.n_q_total * FAKE_Q_HEADS * sizeof(float) : 0;
+	lse_bytes = work.req.flags & KVP_ROWS_LSE
+		? (uint64_t)work.req.n_q_total * FAKE_Q_HEADS * sizeof(float)
+		: 0;
 
-	uint8_t *out = fake_reply_init(reply, header, KVP_BYTES(rows_reply), header->n_items, out_bytes + lse_bytes);
+	uint8_t *out =
+		fake_reply_init(reply, header, KVP_BYTES(rows_reply), header->n_items, out_bytes + lse_bytes);
 	uint8_t *payload = out + kvp_payload_start(KVP_BYTES(rows_reply), header->n_items, KVP_ITEM_BYTES);
 
 	work.k = segment(header, body, work.req.k_off);
@@ -291,7 +295,8 @@ void fake_read(struct fake_server *fake, const struct kvp_header *header, const 
 		.v_off = v_token ? v_off : KVP_ABSENT,
 		.fingerprint = fake->pool_fingerprint,
 	};
-	uint8_t *out = fake_reply_init(reply, header, KVP_BYTES(read_reply), 0, v_token ? v_off + n * v_token : n * k_token);
+	uint8_t *out = fake_reply_init(
+		reply, header, KVP_BYTES(read_reply), 0, v_token ? v_off + n * v_token : n * k_token);
 	uint8_t *k = out + KVP_BYTES(read_reply);
 	uint8_t *v = k + v_off;
 
@@ -355,6 +360,7 @@ void fake_tell(struct fake_server *fake, const struct kvp_header *header, const 
 			if (lengths_bytes)
 				kvp_put_u32(lengths + ((size_t)i * FAKE_LAYERS + layer) * 4, length);
 		}
-		kvp_tell_item_encode(&item, out + kvp_structs_bytes(KVP_BYTES(tell_reply), i, KVP_ITEM_BYTES));
+		kvp_tell_item_encode(
+			&item, out + kvp_structs_bytes(KVP_BYTES(tell_reply), i, KVP_ITEM_BYTES));
 	}
 }

@@ -30,8 +30,8 @@ END_TEST
 /* Returned neighbours become one region, in whatever order they come back. */
 START_TEST(test_arena_joins_neighbours)
 {
-	static const uint32_t orders[6][3] = { { 0, 1, 2 }, { 0, 2, 1 }, { 1, 0, 2 }, { 1, 2, 0 }, { 2, 0, 1 },
-		{ 2, 1, 0 } };
+	static const uint32_t orders[6][3] = { { 0, 1, 2 }, { 0, 2, 1 }, { 1, 0, 2 }, { 1, 2, 0 },
+		{ 2, 0, 1 }, { 2, 1, 0 } };
 
 	for (uint32_t o = 0; o < 6; o++) {
 		struct kv_arena *arena;

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "core/memory.h"
+#include "core/batch_run.h"
 #include "tests/lib/batch_rig.h"
 
 #define N_THREADS_TRIED 4
@@ -294,17 +294,21 @@ START_TEST(test_backend_cpu_copies_come_first)
 		rig.copies[rig.batch.n_copies++] = (struct kv_copy_op){ g, source.table[g][0], 5 };
 		rig.copies[rig.batch.n_copies++] = (struct kv_copy_op){ g, 5, copy.table[g][0] };
 	}
+	/* The same block ids name other blocks in another group. */
+	rig.copies[rig.batch.n_copies++] = (struct kv_copy_op){ 1, 20, copy.table[0][0] };
+	rig.copies[rig.batch.n_copies++] = (struct kv_copy_op){ 0, 20, copy.table[1][0] };
 	memcpy(copy.k, source.k, 3 * BATCH_RIG_TOKENS_MAX * 2 * 64 * sizeof(float));
 	memcpy(copy.v, source.v, 3 * BATCH_RIG_TOKENS_MAX * 2 * 32 * sizeof(float));
 	copy.n_tokens = 10;
 	seq_append(&rig, &copy, 0, 3, 9, KV_DTYPE_F32, true);
 
-	const struct kv_decode_op *old = seq_decode(&rig, &source, 1, 1, 16);
-	const struct kv_decode_op *new = seq_decode(&rig, &copy, 1, 1, 19);
-
+	for (uint32_t l = 0; l < 3; l++) {
+		seq_decode(&rig, &source, l, 1, 16);
+		seq_decode(&rig, &copy, l, 1, 19);
+	}
 	rig_run(&rig);
-	seq_check(&rig, &source, old, 1e-5);
-	seq_check(&rig, &copy, new, 1e-5);
+	for (uint32_t i = 0; i < 6; i++)
+		seq_check(&rig, i % 2 ? &copy : &source, &rig.batch.decodes[i], 1e-5);
 	seq_finish(&source);
 	seq_finish(&copy);
 	rig_finish(&rig);
@@ -414,6 +418,33 @@ START_TEST(test_backend_cpu_bad_rows_refuse_their_item)
 }
 END_TEST
 
+/* Findings merge to the smallest layer, then row, in whatever order they come; OK changes nothing. */
+START_TEST(test_backend_cpu_merge_does_not_depend_on_order)
+{
+	static const struct kv_result found[] = { { KV_BAD_VALUE, 2, 0 }, { KV_BAD_VALUE, 1, 9 },
+		{ KV_BAD_VALUE, 1, 8 }, { KV_OK, 0, 0 } };
+	static const uint8_t orders[][4] = { { 0, 1, 2, 3 }, { 3, 2, 1, 0 }, { 1, 0, 3, 2 }, { 2, 3, 0, 1 },
+		{ 2, 0, 1, 3 }, { 0, 3, 2, 1 } };
+
+	for (size_t o = 0; o < sizeof(orders) / sizeof(orders[0]); o++) {
+		struct kv_result results[2] = { { KV_OK, KV_LAYER_NONE, KV_ROW_NONE },
+			{ KV_OK, KV_LAYER_NONE, KV_ROW_NONE } };
+		const struct kv_batch batch = { .results = results, .n_results = 2 };
+
+		for (int i = 0; i < 4; i++) {
+			const struct kv_finding finding = { .result_idx = 1, .result = found[orders[o][i]] };
+
+			kv_batch_merge(&batch, &finding);
+		}
+		ck_assert_int_eq(results[0].status, KV_OK);
+		ck_assert_uint_eq(results[0].layer, KV_LAYER_NONE);
+		ck_assert_int_eq(results[1].status, KV_BAD_VALUE);
+		ck_assert_uint_eq(results[1].layer, 1);
+		ck_assert_uint_eq(results[1].row, 8);
+	}
+}
+END_TEST
+
 /* A query that is not finite refuses its item with its row, and all of the item's output is zero. */
 START_TEST(test_backend_cpu_bad_query)
 {
@@ -499,6 +530,7 @@ int main(void)
 	tcase_add_loop_test(tcase, test_backend_cpu_copies_come_first, 0, N_THREADS_TRIED);
 	tcase_add_loop_test(tcase, test_backend_cpu_skipped_and_duplicate_slots, 0, N_THREADS_TRIED);
 	tcase_add_loop_test(tcase, test_backend_cpu_bad_rows_refuse_their_item, 0, N_THREADS_TRIED);
+	tcase_add_test(tcase, test_backend_cpu_merge_does_not_depend_on_order);
 	tcase_add_loop_test(tcase, test_backend_cpu_bad_query, 0, N_THREADS_TRIED);
 	tcase_add_loop_test(tcase, test_backend_cpu_bad_packed_rows, 0, N_THREADS_TRIED);
 	suite_add_tcase(suite, tcase);

@@ -1,6 +1,6 @@
 /*
- * The control API from outside: routes, refusals and headers. A fake loop thread answers the mailbox; the client is a
- * raw socket. Lifetimes (timeouts, lost clients, shutdown) are in test_http_lifetime.c.
+ * The control API from outside: routes, refusals and headers. A fake loop thread answers the mailbox; the
+ * client is a raw socket. Lifetimes (timeouts, lost clients, shutdown) are in test_http_lifetime.c.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,8 +12,9 @@
 #include "tests/lib/kv_test_http.h"
 
 #define JSON_TYPE "Content-Type: application/json\r\n"
-#define SMOL                                                                                                           \
-	"{\"name\":\"smol\",\"layers\":2,\"q_heads\":2,\"kv_heads\":1,\"head_dim\":64,\"k\":\"tq4\",\"v\":\"tq4\","    \
+#define SMOL                                                                                                \
+	"{\"name\":\"smol\",\"layers\":2,\"q_heads\":2,\"kv_heads\":1,\"head_dim\":64,\"k\":\"tq4\",\"v\":" \
+	"\"tq4\","                                                                                          \
 	"\"block_size\":16,\"blocks\":64}"
 
 static struct kv_test_http test;
@@ -38,8 +39,8 @@ static void assert_header(const char *name, const char *expected)
 {
 	const char *value = kv_test_header(&response, name);
 
-	ck_assert_msg(value && strcmp(value, expected) == 0, "%s: %s, expected %s", name, value ? value : "(none)",
-		expected);
+	ck_assert_msg(value && strcmp(value, expected) == 0, "%s: %s, expected %s", name,
+		value ? value : "(none)", expected);
 }
 
 static void assert_has(const char *text, const char *part)
@@ -52,7 +53,8 @@ static void assert_problem(int status, const char *code, const char *part)
 {
 	char member[64];
 
-	ck_assert_msg(response.status == status, "status %d, expected %d: %s", response.status, status, response.body);
+	ck_assert_msg(response.status == status, "status %d, expected %d: %s", response.status, status,
+		response.body);
 	assert_header("Content-Type", "application/problem+json");
 	snprintf(member, sizeof(member), "\"status\":%d,", status);
 	assert_has(response.body, member);
@@ -134,10 +136,11 @@ END_TEST
 /* One connection serves many requests, refused ones included, and requests that come in one packet. */
 START_TEST(test_http_keeps_connections_open)
 {
-	static const char requests[] = "GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
-				       "GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
-				       "POST /v1/pools HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n{}\n"
-				       "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
+	static const char requests[] =
+		"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
+		"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+		"POST /v1/pools HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n{}\n"
+		"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
 	static const int expected[] = { 200, 404, 415, 200 };
 	const int fd = kv_test_connect(&test);
 
@@ -154,9 +157,10 @@ END_TEST
 /* A path that is none is told, whatever bytes it has. */
 START_TEST(test_http_not_found)
 {
-	static const char *const paths[] = { "/", "/v1", "/v1/", "/livez/", "/v1/pools/", "/v1/pools/a/b", "/v1/sessions/",
-		"/v1/sessions/00ab000000000001/x", "/LIVEZ", "//livez", "/v1/../livez", "/%6civez", "/v1/pools/%00",
-		"/v1/pools/a%zz", "/\xff\xfe", "/v1/environment", "/v1/occupancy2", "/metrics%00" };
+	static const char *const paths[] = { "/", "/v1", "/v1/", "/livez/", "/v1/pools/", "/v1/pools/a/b",
+		"/v1/sessions/", "/v1/sessions/00ab000000000001/x", "/LIVEZ", "//livez", "/v1/../livez",
+		"/%6civez", "/v1/pools/%00", "/v1/pools/a%zz", "/\xff\xfe", "/v1/environment",
+		"/v1/occupancy2", "/metrics%00" };
 
 	for (size_t i = 0; i < KV_LENGTH(paths); i++) {
 		ask("GET", paths[i], "", NULL);
@@ -167,7 +171,8 @@ START_TEST(test_http_not_found)
 }
 END_TEST
 
-/* A method that a path does not know is refused with those that it knows; OPTIONS gives no cross-origin leave. */
+/* A method that a path does not know is refused with those that it knows; OPTIONS gives no cross-origin
+ * leave. */
 START_TEST(test_http_method_not_allowed)
 {
 	static const struct {
@@ -233,7 +238,8 @@ START_TEST(test_http_refuses_parameters)
 		{ "/v1/sessions?limit=00000000000000000000000000000000001", "from 1 to 256" },
 		{ "/v1/sessions?limit=1&limit=2", "limit is given twice" },
 		{ "/v1/sessions?cursor=18446744073709551616", "the cursor_next of an earlier answer" },
-		{ "/v1/sessions?cursor=99999999999999999999999999999", "the cursor_next of an earlier answer" },
+		{ "/v1/sessions?cursor=99999999999999999999999999999",
+			"the cursor_next of an earlier answer" },
 		{ "/v1/sessions?cursor=\xff", "the cursor_next of an earlier answer" },
 		{ "/v1/sessions?cursor=0x10", "the cursor_next of an earlier answer" },
 		{ "/v1/sessions?offset=1", "this path has no parameter 'offset'" },
@@ -256,11 +262,14 @@ START_TEST(test_http_refuses_parameters)
 }
 END_TEST
 
-/* Only the bound address and loopback may stand in Host, so a name that points here (DNS rebinding) gets nothing. */
+/* Only the bound address and loopback may stand in Host, so a name that points here (DNS rebinding) gets
+ * nothing. */
 START_TEST(test_http_host)
 {
-	static const char *const good[] = { "127.0.0.1", "127.0.0.1:7871", "LOCALHOST:1", "[::1]:7871", "127.9.9.9" };
-	static const char *const bad[] = { "evil.example", "evil.example:7871", "10.0.0.1", "0.0.0.0", "[::2]", "" };
+	static const char *const good[] = { "127.0.0.1", "127.0.0.1:7871", "LOCALHOST:1", "[::1]:7871",
+		"127.9.9.9" };
+	static const char *const bad[] = { "evil.example", "evil.example:7871", "10.0.0.1", "0.0.0.0",
+		"[::2]", "" };
 	char line[128];
 
 	for (size_t i = 0; i < KV_LENGTH(good); i++) {
@@ -362,7 +371,8 @@ END_TEST
 START_TEST(test_http_media_type)
 {
 	static const char *const types[] = { "", "Content-Type: text/plain\r\n",
-		"Content-Type: application/x-www-form-urlencoded\r\n", "Content-Type: application/jsonx\r\n" };
+		"Content-Type: application/x-www-form-urlencoded\r\n",
+		"Content-Type: application/jsonx\r\n" };
 
 	for (size_t i = 0; i < KV_LENGTH(types); i++) {
 		ask("POST", "/v1/pools", types[i], SMOL);
@@ -374,13 +384,14 @@ START_TEST(test_http_media_type)
 }
 END_TEST
 
-/* More than 64 KiB: 413 from the header alone; where the length is not told, after the body was thrown away. */
+/* More than 64 KiB: 413 from the header alone; where the length is not told, after the body was thrown away.
+ */
 START_TEST(test_http_body_too_large)
 {
 	static char chunk[8192 + 16];
 	int fd = kv_test_connect(&test);
-	static const char announced[] = "POST /v1/pools HTTP/1.1\r\nHost: localhost\r\n" JSON_TYPE
-					"Content-Length: 65537\r\n\r\n";
+	static const char announced[] =
+		"POST /v1/pools HTTP/1.1\r\nHost: localhost\r\n" JSON_TYPE "Content-Length: 65537\r\n\r\n";
 	static const char unannounced[] = "POST /v1/pools HTTP/1.1\r\nHost: localhost\r\n" JSON_TYPE
 					  "Transfer-Encoding: chunked\r\n\r\n";
 
@@ -454,12 +465,13 @@ END_TEST
 /* Every status of the loop becomes the HTTP code of its row in the status table, with its name as code. */
 START_TEST(test_http_statuses)
 {
-#define STATUS(name, number, scope, retryable, http, text)                                                             \
-	if ((number) != 0) {                                                                                           \
-		kv_test_http_set_answer(&test, KV_##name, "");                                                         \
-		ask("GET", "/v1/occupancy", "", NULL);                                                                 \
-		assert_problem(http, #name, "\"detail\":\"" text "\"");                                                \
-		ck_assert((kv_test_header(&response, "Retry-After") != NULL) == ((http) == 503 || (http) == 429));     \
+#define STATUS(name, number, scope, retryable, http, text)                      \
+	if ((number) != 0) {                                                    \
+		kv_test_http_set_answer(&test, KV_##name, "");                  \
+		ask("GET", "/v1/occupancy", "", NULL);                          \
+		assert_problem(http, #name, "\"detail\":\"" text "\"");         \
+		ck_assert((kv_test_header(&response, "Retry-After") != NULL) == \
+			((http) == 503 || (http) == 429));                      \
 	}
 	KV_STATUS_MAP(STATUS)
 #undef STATUS
@@ -480,7 +492,8 @@ START_TEST(test_http_live)
 	atomic_store(&test.pulse.turn_ns, 0);
 	ask("GET", "/livez", "", NULL);
 	ck_assert_int_eq(response.status, 200);
-	atomic_store(&test.pulse.turn_ns, now_ns + 1000000000); /* a turn between the two looks at the clock */
+	atomic_store(
+		&test.pulse.turn_ns, now_ns + 1000000000); /* a turn between the two looks at the clock */
 	ask("GET", "/livez", "", NULL);
 	ck_assert_int_eq(response.status, 200);
 	/* A clock that began less than 6 s ago has no such past. */
@@ -502,6 +515,9 @@ START_TEST(test_http_ready)
 	ask("GET", "/readyz", "", NULL);
 	assert_problem(503, "NOT_READY", "\"detail\":\"the known-answer decode was wrong at layer 3\"");
 	assert_header("Retry-After", "1");
+	kv_test_http_set_answer(&test, KV_UNAVAILABLE, "no self-test yet");
+	ask("GET", "/readyz", "", NULL);
+	assert_problem(503, "NOT_READY", "\"detail\":\"no self-test yet\"");
 	kv_test_http_set_answer(&test, KV_DEVICE_LOST, "cuda device 0 is gone");
 	ask("GET", "/readyz?deep=1", "", NULL);
 	assert_problem(503, "DEVICE_LOST", "cuda device 0 is gone");

@@ -375,6 +375,56 @@ START_TEST(test_io_ahead_waiters_may_leave)
 }
 END_TEST
 
+/* A receive that was over but not yet reported when its connection was closed gives its buffer back. */
+START_TEST(test_io_close_returns_unreported_buffers)
+{
+	struct rig rig;
+
+	if (!rig_init(&rig, _i, 4, 16))
+		return;
+
+	const int listener_idx = rig_listen(&rig, false);
+
+	for (int round = 0; round < 3; round++) {
+		int clients[3];
+
+		for (int i = 0; i < 3; i++) {
+			clients[i] = rig_connect(&rig, listener_idx);
+			rig.io->ops->recv_ahead(rig.io, rig_accepted(&rig, i)->conn);
+		}
+		rig_turns(&rig, 2);
+		for (int i = 0; i < 3; i++)
+			ck_assert_int_eq(write(clients[i], "m", 1), 1);
+		rig.n_events_max = 2;
+		rig_turn(&rig, 0); /* does not wait: the kernel then completes all that it can */
+		rig.n_events_max = RIG_EVENTS_MAX;
+		for (int i = 0; i < 3; i++) {
+			if (rig_accepted(&rig, i)->n_received > 0)
+				rig.io->ops->ahead_return(rig.io, rig_accepted(&rig, i)->ahead_idx);
+			rig.io->ops->close(rig.io, rig_accepted(&rig, i)->conn);
+		}
+		for (int i = 0; i < 3; i++) {
+			rig_until(&rig, rig_accepted(&rig, i)->n_closed == 1);
+			close(clients[i]);
+		}
+		rig_forget(&rig);
+	}
+
+	/* All four buffers are still there: four messages arrive while none is returned. */
+	int clients[4];
+
+	for (int i = 0; i < 4; i++) {
+		clients[i] = rig_connect(&rig, listener_idx);
+		rig.io->ops->recv_ahead(rig.io, rig_accepted(&rig, i)->conn);
+		ck_assert_int_eq(write(clients[i], "m", 1), 1);
+		rig_until(&rig, rig_accepted(&rig, i)->n_received == 1);
+	}
+	for (int i = 0; i < 4; i++)
+		close(clients[i]);
+	rig_finish(&rig);
+}
+END_TEST
+
 /* Two thousand connections come and go without leaving a descriptor behind. */
 START_TEST(test_io_descriptors_stay_flat)
 {
@@ -539,6 +589,7 @@ int main(void)
 	tcase_add_loop_test(tcase, test_io_half_close, 0, 2);
 	tcase_add_loop_test(tcase, test_io_ahead_ring_exhaustion, 0, 2);
 	tcase_add_loop_test(tcase, test_io_ahead_waiters_may_leave, 0, 2);
+	tcase_add_loop_test(tcase, test_io_close_returns_unreported_buffers, 0, 2);
 	tcase_add_loop_test(tcase, test_io_descriptors_stay_flat, 0, 2);
 	tcase_add_loop_test(tcase, test_io_watch, 0, 2);
 	tcase_add_loop_test(tcase, test_io_stop_listening, 0, 2);

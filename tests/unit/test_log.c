@@ -1,4 +1,5 @@
-/* Log: one event is one line with a level in front, whatever bytes it is made of, and repeat offenders are counted. */
+/* Log: one event is one line with a level in front, whatever bytes it is made of, and repeat offenders are
+ * counted. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

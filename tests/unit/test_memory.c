@@ -2,7 +2,9 @@
 
 #include "tests/lib/kv_core_test.h"
 
-/* Memory comes zeroed; a product that overflows is refused; nothing asked for is still a pointer of its own. */
+/*
+ * Memory comes zeroed; a product that overflows is refused; nothing asked for is still a pointer of its own.
+ */
 START_TEST(test_memory_alloc_is_zeroed_and_checked)
 {
 	uint8_t *bytes = kv_alloc(1000, 3);

@@ -5,7 +5,8 @@
 #include "server/metrics.h"
 #include "tests/lib/kv_test.h"
 
-/* Bucket i counts [2^(i-1), 2^i) microseconds, 0 goes into the first one, the last one takes everything above. */
+/* Bucket i counts [2^(i-1), 2^i) microseconds, 0 goes into the first one, the last one takes everything
+ * above. */
 START_TEST(test_metrics_histogram_buckets)
 {
 	static const struct {
@@ -32,8 +33,8 @@ START_TEST(test_metrics_histogram_buckets)
 
 		srv_histogram_add(&histogram, cases[i].value_us);
 		for (unsigned k = 0; k < SRV_HISTOGRAM_BUCKETS; k++)
-			ck_assert_msg(histogram.buckets[k] == (k == cases[i].bucket), "%llu us is in bucket %u",
-				(unsigned long long)cases[i].value_us, k);
+			ck_assert_msg(histogram.buckets[k] == (k == cases[i].bucket),
+				"%llu us is in bucket %u", (unsigned long long)cases[i].value_us, k);
 		ck_assert_uint_eq(histogram.n, 1);
 		ck_assert_uint_eq(histogram.sum_us, cases[i].value_us);
 	}
@@ -61,7 +62,8 @@ START_TEST(test_metrics_histogram_adds_up)
 }
 END_TEST
 
-/* A rejection moves the counter of its status and no other; OK is none; an unknown number counts as INTERNAL. */
+/* A rejection moves the counter of its status and no other; OK is none; an unknown number counts as INTERNAL.
+ */
 START_TEST(test_metrics_reject_counts_its_own_status)
 {
 	static const unsigned numbers[] = {

@@ -138,6 +138,60 @@ START_TEST(test_number_f16_rounds_to_nearest_even)
 }
 END_TEST
 
+/* The value of an E4M3 code, by the definition of the type. */
+static double e4m3_value(uint32_t code)
+{
+	const uint32_t exponent = code >> 3 & 0xF, mantissa = code & 7;
+	const double size = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, (int)exponent - 10);
+
+	return code & 0x80 ? -size : size;
+}
+
+/* Every E4M3 number survives a round trip, and both zeros keep their sign. */
+START_TEST(test_number_e4m3_round_trip)
+{
+	for (uint32_t code = 0; code < 256; code++) {
+		if ((code & 0x7F) != 0x7F)
+			ck_assert_uint_eq(kv_f32_to_e4m3((float)e4m3_value(code)), code);
+	}
+	ck_assert_uint_eq(kv_f32_to_e4m3(-0.0f), 0x80);
+	ck_assert(e4m3_value(0x7E) == (double)KV_E4M3_MAX);
+}
+END_TEST
+
+/* Between two neighbouring E4M3 numbers the nearer one is taken, the even one midway; both signs. */
+START_TEST(test_number_e4m3_rounds_to_nearest_even)
+{
+	for (uint32_t low = 0; low < 0x7E; low++) {
+		const uint32_t high = low + 1, even = low & 1 ? high : low;
+		const float middle = (float)((e4m3_value(low) + e4m3_value(high)) / 2); /* exact */
+
+		ck_assert_uint_eq(kv_f32_to_e4m3(middle), even);
+		ck_assert_uint_eq(kv_f32_to_e4m3(next_down(middle)), low);
+		ck_assert_uint_eq(kv_f32_to_e4m3(next_up(middle)), high);
+		ck_assert_uint_eq(kv_f32_to_e4m3(-middle), even | 0x80);
+		ck_assert_uint_eq(kv_f32_to_e4m3(-next_down(middle)), low | 0x80);
+		ck_assert_uint_eq(kv_f32_to_e4m3(-next_up(middle)), high | 0x80);
+	}
+	ck_assert_uint_eq(kv_f32_to_e4m3(kv_f32_from_bits(1)), 0);
+	ck_assert_uint_eq(kv_f32_to_e4m3(kv_f32_from_bits(0x80000001)), 0x80);
+}
+END_TEST
+
+/* Beyond 448 a value saturates, infinity too; only NaN becomes NaN. */
+START_TEST(test_number_e4m3_saturates)
+{
+	static const float large[] = { 448.00003f, 464, 465, 1e30f, INFINITY };
+
+	for (size_t i = 0; i < sizeof(large) / sizeof(large[0]); i++) {
+		ck_assert_uint_eq(kv_f32_to_e4m3(large[i]), 0x7E);
+		ck_assert_uint_eq(kv_f32_to_e4m3(-large[i]), 0xFE);
+	}
+	ck_assert_uint_eq(kv_f32_to_e4m3(kv_f32_from_bits(0x7FC00000)), 0x7F);
+	ck_assert_uint_eq(kv_f32_to_e4m3(kv_f32_from_bits(0xFF800001)), 0xFF);
+}
+END_TEST
+
 /* NaN stays NaN whatever its payload, in both narrow types and back. */
 START_TEST(test_number_nan_stays_nan)
 {
@@ -229,6 +283,9 @@ int main(void)
 	tcase_add_test(tcase, test_number_f16_golden);
 	tcase_add_test(tcase, test_number_f16_round_trip);
 	tcase_add_test(tcase, test_number_f16_rounds_to_nearest_even);
+	tcase_add_test(tcase, test_number_e4m3_round_trip);
+	tcase_add_test(tcase, test_number_e4m3_rounds_to_nearest_even);
+	tcase_add_test(tcase, test_number_e4m3_saturates);
 	tcase_add_test(tcase, test_number_nan_stays_nan);
 	tcase_add_test(tcase, test_number_finds_values_that_are_not_finite);
 	tcase_add_test(tcase, test_number_rows_are_little_endian_and_unaligned);

@@ -1,0 +1,553 @@
+/*
+ * Random operations on sessions and sequences, compared with a naive model that keeps lengths in plain
+ * arrays. Batches are made of plans without a backend: up to two are in flight, items of them are refused at
+ * random, others are cancelled before they are sealed. The audit runs after every step.
+ */
+#include "core/backend.h"
+#include "core/domain.h"
+#include "core/domain_internal.h"
+#include "core/number.h"
+#include "tests/lib/kv_core_test.h"
+
+enum {
+	N_LAYERS = 3,
+	N_SESSIONS = 3,
+	N_IDS = 9,
+	N_SEQUENCES = 14, /* bound of the domain: below what the sessions could have */
+	N_ENTRIES = 256,
+	N_FLIGHTS = 2,
+	N_MODELS = 4096, /* sequences ever made in one run */
+};
+#define NO_RESULT UINT32_MAX
+
+struct model_sequence {
+	uint64_t id;
+	uint32_t planned[N_LAYERS], committed[N_LAYERS];
+	uint32_t epoch;
+	bool is_live;
+};
+
+struct model_session {
+	struct kv_session *session;                  /* NULL: not open */
+	struct model_sequence *sequences[N_IDS + 1]; /* by id */
+	uint32_t n_queued, n_outstanding;
+};
+
+/* One planned item on its way. */
+struct entry {
+	struct kv_item item;
+	uint32_t layer_first, n_layers;
+	struct model_sequence *model;
+	struct model_session *owner; /* NULL once its session is closed */
+	uint32_t epoch;
+	uint32_t result_idx;
+};
+
+struct flight {
+	struct kv_plan plan;
+	uint8_t *area;
+	uint32_t n_entries;
+};
+
+struct world {
+	uint64_t seed;
+	struct kv_test_domain test;
+	uint64_t area_bytes;
+	struct model_session sessions[N_SESSIONS];
+	struct model_sequence models[N_MODELS];
+	uint32_t n_models;
+	struct entry entries[N_ENTRIES]; /* ring, in order of planning */
+	uint32_t entry_first, n_entries, n_sealed;
+	struct flight flights[N_FLIGHTS]; /* ring, in order of submission */
+	uint32_t flight_first, n_flights;
+	uint64_t now_ns;
+	uint32_t n_by_status[1000]; /* of finished and refused items */
+};
+
+static uint32_t below(struct world *world, uint32_t n)
+{
+	return (uint32_t)(kv_test_random(&world->seed) >> 32) % n;
+}
+
+static uint32_t least(const uint32_t *lengths, uint32_t first, uint32_t n)
+{
+	uint32_t result = lengths[first];
+
+	for (uint32_t l = first; l < first + n; l++)
+		result = lengths[l] < result ? lengths[l] : result;
+	return result;
+}
+
+static struct entry *entry_at(struct world *world, uint32_t i)
+{
+	return &world->entries[(world->entry_first + i) % N_ENTRIES];
+}
+
+/* ---- planning ---- */
+
+/*
+ * Blocks and sequences are counted by the domain, and those counts by the audit; the rest is the model's own.
+ */
+static enum kv_status expect_space(struct world *world, const struct model_session *owner,
+	const struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
+{
+	const struct kv_pool *pool = world->test.pool;
+	const struct kv_sequence *sequence = kv_sequence_find(owner->session, item->sequence_id);
+	uint64_t length = (uint64_t)item->position + item->n_tokens;
+
+	if (length > owner->session->tokens_max)
+		return KV_LEN_LIMIT;
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
+		const uint32_t g = pool->spec->layers[l].group_idx;
+		const struct kv_block_counts *counts = &pool->blocks[g].counts;
+		const uint32_t n_own = owner->session->n_blocks_reserved[g];
+		const uint32_t n_have = sequence ? sequence->tables[g].n_blocks : 0;
+		const uint32_t n_want = ((uint32_t)length + 15) / 16;
+
+		if (n_want > n_have && n_want - n_have > counts->n_free - counts->n_reserved + n_own)
+			return KV_POOL_FULL;
+	}
+	return KV_OK;
+}
+
+static enum kv_status expect_append(struct world *world, const struct model_session *owner,
+	const struct kv_item *item, uint32_t layer_first, uint32_t n_layers, uint32_t *length)
+{
+	const struct model_sequence *model = owner->sequences[item->sequence_id];
+	uint32_t greatest = 0;
+
+	if (!model) {
+		if (!(item->flags & KV_ITEM_CREATE))
+			return KV_NOT_FOUND;
+		if (owner->session->n_sequences >= owner->session->sequences_max)
+			return KV_LIMIT;
+		if (world->test.domain->n_sequences >= N_SEQUENCES)
+			return world->test.pool->n_zombies > 0 ? KV_BUSY_RETRY : KV_LIMIT;
+	}
+	for (uint32_t l = 0; model && l < N_LAYERS; l++)
+		greatest = model->planned[l] > greatest ? model->planned[l] : greatest;
+	if (greatest > 0 && (item->flags & KV_ITEM_CREATE))
+		return KV_EXISTS;
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
+		const uint32_t planned = model ? model->planned[l] : 0;
+
+		if (planned == item->position)
+			continue;
+		*length = planned;
+		return KV_POSITION;
+	}
+	return expect_space(world, owner, item, layer_first, n_layers);
+}
+
+static enum kv_status expect_other(const struct model_sequence *model, const struct kv_item *item,
+	uint32_t layer_first, uint32_t n_layers, uint32_t *length)
+{
+	if (!model)
+		return KV_NOT_FOUND;
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
+		const uint32_t end = item->kind == KV_ITEM_READ ? item->position + item->n_tokens
+			: item->position == KV_LENGTH_PLANNED   ? 0
+								: item->position;
+
+		if (end <= model->planned[l])
+			continue;
+		*length = model->planned[l];
+		return KV_POSITION;
+	}
+	return KV_OK;
+}
+
+static void choose_item(struct world *world, const struct model_session *owner, struct entry *entry)
+{
+	struct kv_item *item = &entry->item;
+	static const uint8_t kinds[] = { KV_ITEM_APPEND, KV_ITEM_APPEND, KV_ITEM_APPEND_DECODE,
+		KV_ITEM_DECODE, KV_ITEM_READ };
+	const uint8_t kind = kinds[below(world, KV_LENGTH(kinds))];
+	const bool is_decode = kind == KV_ITEM_DECODE || kind == KV_ITEM_APPEND_DECODE;
+
+	*entry = (struct entry){ .result_idx = NO_RESULT };
+	entry->n_layers = is_decode || below(world, 3) == 0 ? 1 : N_LAYERS;
+	entry->layer_first = entry->n_layers == 1 ? below(world, N_LAYERS) : 0;
+	*item = (struct kv_item){
+		.sequence_id = 1 + below(world, N_IDS),
+		.kind = kind,
+		.q_len = is_decode,
+	};
+
+	const struct model_sequence *model = owner->sequences[item->sequence_id];
+	const uint32_t planned = model ? model->planned[entry->layer_first] : 0;
+
+	if (kind != KV_ITEM_DECODE)
+		item->n_tokens = 1 + below(world, below(world, 4) ? 6 : 60);
+	item->position = planned;
+	if (kind == KV_ITEM_READ)
+		item->position = planned > item->n_tokens ? planned - item->n_tokens : 0;
+	else if (kind == KV_ITEM_DECODE && below(world, 2))
+		item->position = KV_LENGTH_PLANNED;
+	else if (below(world, 12) == 0)
+		item->position += below(world, 3); /* wrong, or not */
+	if ((kind == KV_ITEM_APPEND || kind == KV_ITEM_APPEND_DECODE) &&
+		(model ? below(world, 20) == 0 : below(world, 10) != 0))
+		item->flags = KV_ITEM_CREATE;
+}
+
+static void apply_plan(struct world *world, struct model_session *owner, struct entry *entry)
+{
+	struct kv_item *item = &entry->item;
+	struct model_sequence **model = &owner->sequences[item->sequence_id];
+	const bool is_append = item->kind == KV_ITEM_APPEND || item->kind == KV_ITEM_APPEND_DECODE;
+
+	if (!*model) {
+		ck_assert_uint_lt(world->n_models, N_MODELS);
+		*model = &world->models[world->n_models++];
+		**model = (struct model_sequence){ .id = item->sequence_id, .is_live = true };
+	}
+	for (uint32_t l = entry->layer_first; is_append && l < entry->layer_first + entry->n_layers; l++)
+		(*model)->planned[l] = item->position + item->n_tokens;
+	entry->model = *model;
+	entry->owner = owner;
+	entry->epoch = (*model)->epoch;
+	owner->n_queued++;
+	owner->n_outstanding++;
+	owner->session->n_queued++;
+	owner->session->n_outstanding++;
+	world->n_entries++;
+}
+
+static void step_plan(struct world *world)
+{
+	struct model_session *owner = &world->sessions[below(world, N_SESSIONS)];
+	struct entry *entry = entry_at(world, world->n_entries);
+	struct kv_item *item = &entry->item;
+	enum kv_status expected;
+
+	if (!owner->session || world->n_entries == N_ENTRIES)
+		return;
+	choose_item(world, owner, entry);
+
+	const struct model_sequence *model = owner->sequences[item->sequence_id];
+	uint32_t length = model ? least(model->committed, entry->layer_first, entry->n_layers) : 0;
+
+	if (item->kind == KV_ITEM_APPEND || item->kind == KV_ITEM_APPEND_DECODE)
+		expected = expect_append(world, owner, item, entry->layer_first, entry->n_layers, &length);
+	else
+		expected = expect_other(model, item, entry->layer_first, entry->n_layers, &length);
+	kv_item_plan(owner->session, item, entry->layer_first, entry->n_layers, ++world->now_ns);
+	ck_assert_uint_eq(item->status, expected);
+	ck_assert_uint_eq(item->length, length);
+	if (expected == KV_OK)
+		apply_plan(world, owner, entry);
+	else
+		world->n_by_status[expected]++;
+}
+
+/* ---- batches ---- */
+
+/* Seals everything that waits into one batch, as far as the area goes. */
+static void step_seal(struct world *world)
+{
+	static uint8_t tensor[1]; /* an address; nobody reads rows here */
+	static const struct kv_frame_rows rows = {
+		.k_dtype = KV_DTYPE_F32,
+		.v_dtype = KV_DTYPE_F32,
+		.q = tensor,
+		.out = tensor,
+	};
+	struct flight *flight = &world->flights[(world->flight_first + world->n_flights) % N_FLIGHTS];
+
+	if (world->n_flights == N_FLIGHTS)
+		return;
+	kv_plan_begin(&flight->plan, world->test.pool, flight->area, world->area_bytes);
+	flight->n_entries = 0;
+	while (world->n_sealed < world->n_entries) {
+		struct entry *entry = entry_at(world, world->n_sealed);
+		struct kv_frame_rows frame = rows;
+
+		frame.layer_first = entry->layer_first;
+		frame.n_layers = entry->n_layers;
+		ck_assert_int_eq(kv_item_is_stale(&entry->item), entry->epoch != entry->model->epoch);
+		if (!kv_item_is_stale(&entry->item)) {
+			if (below(world, 16) == 0)
+				entry->item.status = KV_CANCELLED;
+			else if (!kv_plan_add(&flight->plan, &frame, &entry->item, &entry->result_idx))
+				break;
+		}
+		entry->owner->n_queued--;
+		entry->owner->session->n_queued--;
+		flight->n_entries++;
+		world->n_sealed++;
+	}
+	if (flight->n_entries > 0)
+		world->n_flights++;
+}
+
+static void finish_entry(struct world *world, struct entry *entry)
+{
+	struct model_sequence *model = entry->model;
+	struct kv_item *item = &entry->item;
+	const bool is_append = item->kind == KV_ITEM_APPEND || item->kind == KV_ITEM_APPEND_DECODE;
+	enum kv_status expected = (enum kv_status)item->status;
+	uint32_t length;
+
+	if (entry->epoch != model->epoch) {
+		if (expected != KV_CANCELLED)
+			expected = KV_POSITION;
+		length = least(model->planned, entry->layer_first, entry->n_layers);
+	} else {
+		for (uint32_t l = entry->layer_first;
+			is_append && expected == KV_OK && l < entry->layer_first + entry->n_layers; l++)
+			model->committed[l] = item->position + item->n_tokens;
+		if (is_append && expected != KV_OK) {
+			memcpy(model->planned, model->committed, sizeof(model->planned));
+			model->epoch++;
+		}
+		length = least(model->committed, entry->layer_first, entry->n_layers);
+	}
+	kv_item_finish(item, entry->layer_first, entry->n_layers);
+	ck_assert_uint_eq(item->status, expected);
+	ck_assert_uint_eq(item->length, length);
+	world->n_by_status[expected]++;
+	if (entry->owner) {
+		entry->owner->n_outstanding--;
+		entry->owner->session->n_outstanding--;
+	}
+}
+
+static void step_reap(struct world *world)
+{
+	struct flight *flight = &world->flights[world->flight_first];
+	const bool ends_first = below(world, 2);
+
+	if (world->n_flights == 0)
+		return;
+	if (ends_first)
+		kv_plan_end(&flight->plan);
+	for (uint32_t i = 0; i < flight->n_entries; i++) {
+		struct entry *entry = entry_at(world, 0);
+
+		if (entry->result_idx != NO_RESULT && below(world, 12) == 0)
+			entry->item.status = KV_BAD_VALUE;
+		finish_entry(world, entry);
+		world->entry_first = (world->entry_first + 1) % N_ENTRIES;
+		world->n_entries--;
+		world->n_sealed--;
+	}
+	if (!ends_first)
+		kv_plan_end(&flight->plan);
+	world->flight_first = (world->flight_first + 1) % N_FLIGHTS;
+	world->n_flights--;
+}
+
+/* ---- the rest ---- */
+
+static void step_change(struct world *world)
+{
+	struct model_session *owner = &world->sessions[below(world, N_SESSIONS)];
+	const uint64_t id = 1 + below(world, N_IDS);
+	struct model_sequence *model = owner->sequences[id];
+	const enum kv_status expected = model ? KV_OK : KV_NOT_FOUND;
+
+	if (!owner->session || owner->n_outstanding > 0)
+		return;
+	if (below(world, 3) == 0) {
+		kv_assert_status(kv_sequence_free(owner->session, id), expected);
+		if (model)
+			model->is_live = false;
+		owner->sequences[id] = NULL;
+		return;
+	}
+
+	const uint32_t length = below(world, 50);
+
+	kv_assert_status(kv_sequence_truncate(owner->session, id, length), expected);
+	for (uint32_t l = 0; model && l < N_LAYERS; l++) {
+		if (model->committed[l] > length)
+			model->committed[l] = length;
+		model->planned[l] = model->committed[l];
+	}
+}
+
+/* Opens a session, or closes one that has nothing queued although batches of it may be in flight. */
+static void step_session(struct world *world)
+{
+	struct model_session *owner = &world->sessions[below(world, N_SESSIONS)];
+
+	if (!owner->session) {
+		const struct kv_open_params params = {
+			.pool = world->test.pool,
+			.reserve_blocks = below(world, 3) ? 0 : below(world, 9),
+			.sequences_max = below(world, 2) ? 0 : 4,
+			.tokens_max = below(world, 2) ? 0 : 70,
+		};
+		const enum kv_status status =
+			kv_session_open(world->test.domain, &params, 1, &owner->session, NULL);
+
+		ck_assert(status == KV_OK || (status == KV_POOL_FULL && params.reserve_blocks > 0));
+		return;
+	}
+	if (owner->n_queued > 0 || below(world, 4))
+		return;
+	for (uint32_t i = 0; i < world->n_sealed; i++) {
+		if (entry_at(world, i)->owner == owner)
+			entry_at(world, i)->owner = NULL;
+	}
+	for (uint32_t id = 1; id <= N_IDS; id++) {
+		if (owner->sequences[id])
+			owner->sequences[id]->is_live = false;
+	}
+	kv_session_close(world->test.domain, owner->session, false);
+	*owner = (struct model_session){ 0 };
+}
+
+/* Lengths, listing and sums as the model has them. */
+static void compare(struct world *world)
+{
+	struct kv_pool *pool = world->test.pool;
+	uint64_t layer_tokens[N_LAYERS] = { 0 }, n_tokens = 0, next;
+
+	for (uint32_t s = 0; s < N_SESSIONS; s++) {
+		struct model_session *owner = &world->sessions[s];
+		struct kv_sequence *list[N_IDS + 1];
+		uint32_t n = 0, n_listed;
+
+		if (!owner->session)
+			continue;
+		n_listed = kv_sequence_list(owner->session, 0, list, N_IDS + 1, &next);
+		ck_assert_uint_eq(next, 0);
+		for (uint32_t id = 1; id <= N_IDS; id++) {
+			const struct model_sequence *model = owner->sequences[id];
+
+			if (!model)
+				continue;
+			ck_assert_uint_lt(n, n_listed);
+			ck_assert_uint_eq(list[n]->id, id);
+			ck_assert_uint_eq(list[n]->epoch, model->epoch);
+			ck_assert_mem_eq(list[n]->planned, model->planned, sizeof(model->planned));
+			ck_assert_mem_eq(list[n]->committed, model->committed, sizeof(model->committed));
+			n_tokens += least(model->committed, 0, N_LAYERS);
+			for (uint32_t l = 0; l < N_LAYERS; l++)
+				layer_tokens[l] += model->committed[l];
+			n++;
+		}
+		ck_assert_uint_eq(n, n_listed);
+	}
+	ck_assert_uint_eq(pool->n_tokens_committed, n_tokens);
+	ck_assert_mem_eq(pool->layer_tokens, layer_tokens, sizeof(layer_tokens));
+}
+
+static void audit(struct world *world)
+{
+	struct kv_plan *plans[N_FLIGHTS];
+
+	for (uint32_t i = 0; i < world->n_flights; i++)
+		plans[i] = &world->flights[(world->flight_first + i) % N_FLIGHTS].plan;
+	kv_test_audit(world->test.domain, plans, world->n_flights);
+}
+
+static void step(struct world *world)
+{
+	const uint32_t kind = below(world, 100);
+	const uint32_t n_max = 1 + below(world, 12);
+
+	if (kind < 50)
+		step_plan(world);
+	else if (kind < 62)
+		step_seal(world);
+	else if (kind < 75)
+		step_reap(world);
+	else if (kind < 82)
+		step_change(world);
+	else if (kind < 88)
+		step_session(world);
+	else
+		ck_assert_uint_le(kv_domain_release(world->test.domain, n_max), n_max);
+	audit(world);
+	compare(world);
+}
+
+/* Everything comes to its end, and nothing is left behind. */
+static void wind_up(struct world *world)
+{
+	struct kv_pool *pool = world->test.pool;
+
+	while (world->n_entries > 0) {
+		step_seal(world);
+		step_reap(world);
+		audit(world);
+	}
+	for (uint32_t s = 0; s < N_SESSIONS; s++) {
+		if (world->sessions[s].session)
+			kv_session_close(world->test.domain, world->sessions[s].session, true);
+	}
+	kv_test_release_all(world->test.domain);
+	kv_assert_ok(kv_domain_pool_check_remove(pool, NULL));
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		ck_assert_uint_eq(pool->blocks[g].counts.n_free, pool->spec->n_blocks[g]);
+		ck_assert_uint_eq(pool->blocks[g].counts.n_reserved, 0);
+	}
+	ck_assert_uint_eq(pool->tables.n_chunks_used, 0);
+	ck_assert_uint_eq(world->test.domain->n_sequences, 0);
+}
+
+static void run(struct world *world, uint64_t seed, uint32_t n_steps, const char *groups)
+{
+	static const struct kv_domain_limits limits = {
+		.sessions_max = N_SESSIONS,
+		.sequences_max = N_SEQUENCES,
+		.lease_ms = 1000,
+		.lease_ms_max = 1000,
+	};
+	const uint32_t n_by_status_size = sizeof(world->n_by_status);
+	uint32_t n_by_status[KV_LENGTH(world->n_by_status)];
+
+	memcpy(n_by_status, world->n_by_status, n_by_status_size);
+	memset(world, 0, sizeof(*world));
+	memcpy(world->n_by_status, n_by_status, n_by_status_size);
+	world->seed = seed;
+	kv_test_domain_init(&world->test, &limits,
+		"name=p,layers=3,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=24",
+		groups, seed);
+	world->area_bytes = kv_plan_area_bytes(world->test.pool->spec, 65536);
+	for (uint32_t i = 0; i < N_FLIGHTS; i++)
+		ck_assert_int_eq(
+			posix_memalign((void **)&world->flights[i].area, 4096, world->area_bytes), 0);
+	for (uint32_t i = 0; i < n_steps; i++)
+		step(world);
+	wind_up(world);
+	for (uint32_t i = 0; i < N_FLIGHTS; i++)
+		free(world->flights[i].area);
+	kv_test_domain_finish(&world->test);
+}
+
+/*
+ * Any order of operations leaves domain and model in agreement, and the audit finds nothing after any step.
+ */
+START_TEST(test_sequence_model_agrees)
+{
+	static const char *const groups[] = { NULL, "[[0,2],[1]]", "[[0],[1],[2]]" };
+	static const enum kv_status met[] = { KV_OK, KV_NOT_FOUND, KV_EXISTS, KV_POSITION, KV_LEN_LIMIT,
+		KV_POOL_FULL, KV_LIMIT, KV_BUSY_RETRY, KV_BAD_VALUE, KV_CANCELLED };
+	static struct world world;
+
+	for (uint32_t i = 0; i < 24; i++) {
+		const uint64_t seed = 0x5EED1000 + i;
+
+		printf("test_sequence_model: seed %llx\n", (unsigned long long)seed);
+		run(&world, seed, 2000, groups[i % KV_LENGTH(groups)]);
+	}
+	for (uint32_t i = 0; i < KV_LENGTH(met); i++)
+		ck_assert_msg(world.n_by_status[met[i]] >= 20, "status %d met only %u times: too easy a test",
+			met[i], world.n_by_status[met[i]]);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("sequence_model");
+	TCase *tcase = tcase_create("sequence_model");
+
+	tcase_add_test(tcase, test_sequence_model_agrees);
+	tcase_set_timeout(tcase, 120);
+	suite_add_tcase(suite, tcase);
+	return kv_test_run(suite, CK_FORK_GETENV);
+}
