@@ -208,7 +208,7 @@ static double newton_step(double power, uint32_t n_cells, double *centroids)
 static double density_factor(uint32_t head_dim)
 {
 	const bool is_odd = head_dim % 2;
-	double factor = is_odd ? 0.5 : 2 / acos(-1.0);
+	double factor = is_odd ? 0.5 : 0.63661977236758134308;
 
 	for (uint32_t d = is_odd ? 3 : 4; d < head_dim; d += 2)
 		factor *= (double)d / (double)(d - 1);

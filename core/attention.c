@@ -8,6 +8,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/k_center.h"
+
 static void begin_query(const struct kv_attention_input *input, const float *q, double *q_prepared)
 {
 	const struct kv_row_codec *codec = input->k_codec;
@@ -19,6 +21,18 @@ static void begin_query(const struct kv_attention_input *input, const float *q, 
 	KV_ASSERT(kv_row_codec_has_one_basis(codec));
 	for (uint32_t i = 0; i < codec->head_dim; i++)
 		q_prepared[i] = (double)q[i];
+}
+
+/* <q, k_center>; a rotated q meets the centre in the rows' basis. Uses `expanded` up. */
+static double center_product(const struct kv_attention_input *input, const float *q, const double *q_prepared,
+	double *expanded)
+{
+	if (!input->k_center)
+		return 0;
+	if (!input->q_is_rotated)
+		return kv_k_center_product(input->k_center, q, input->k_codec->head_dim);
+	kv_row_codec_prepare_query(input->k_codec, input->k_center, expanded);
+	return kv_row_codec_score(input->k_codec, q_prepared, expanded);
 }
 
 static void finish_query(const struct kv_attention_input *input, double *acc, double factor, float *out)
@@ -66,8 +80,10 @@ static void take_piece(const struct kv_attention_input *input, const struct kv_a
 	for (uint32_t t = first; t < end; t++) {
 		kv_row_codec_expand(input->k_codec, kv_row_view_at(&input->k, t), scratch->expanded);
 		for (uint32_t n = 0; n < n_queries; n++)
-			scratch->weights[n][t - first] = (double)options->scale *
-				kv_row_codec_score(input->k_codec, scratch->q_prepared[n], scratch->expanded);
+			scratch->weights[n][t - first] = scratch->logit_offset[n] +
+				(double)options->scale * kv_row_codec_score(input->k_codec,
+								 scratch->q_prepared[n],
+								 scratch->expanded);
 	}
 	for (uint32_t n = 0; n < n_queries; n++)
 		take_weights(scratch, n, end - first, input->v_codec->prepared_dim);
@@ -87,7 +103,11 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 	const uint32_t k_dim = input->k_codec->head_dim, v_dim = input->v_codec->head_dim;
 
 	for (uint32_t n = 0; n < n_queries; n++) {
-		begin_query(input, input->q + (size_t)(query_first + n) * k_dim, scratch->q_prepared[n]);
+		const float *q = input->q + (size_t)(query_first + n) * k_dim;
+
+		begin_query(input, q, scratch->q_prepared[n]);
+		scratch->logit_offset[n] = (double)options->scale *
+			center_product(input, q, scratch->q_prepared[n], scratch->expanded);
 		memset(scratch->acc[n], 0, input->v_codec->prepared_dim * sizeof(scratch->acc[n][0]));
 		scratch->max[n] = -INFINITY;
 		scratch->sum[n] = 0;

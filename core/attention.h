@@ -73,6 +73,12 @@ struct kv_attention_input {
 	 */
 	bool q_is_rotated;
 	bool out_is_rotated;
+	/*
+	 * What was subtracted from every K row before it was stored, [k head_dim] in the channels' own basis;
+	 * NULL: nothing. scale * <q, k_center> is added to every logit, so that logits are those of the rows as
+	 * they were, and log-sum-exp with them.
+	 */
+	const float *k_center;
 };
 
 struct kv_attention_scratch {
@@ -82,6 +88,7 @@ struct kv_attention_scratch {
 		      [KV_ATTENTION_PIECE_TOKENS]; /* logits, then exp(logit - max) */
 	double max[KV_ATTENTION_QUERIES_MAX];
 	double sum[KV_ATTENTION_QUERIES_MAX];
+	double logit_offset[KV_ATTENTION_QUERIES_MAX]; /* scale * <q, k_center> */
 	double expanded[KV_PREPARED_DIM_MAX];
 };
 

@@ -1,12 +1,13 @@
 /*
  * The backend interface, version 1: everything that touches row bytes.
  *
- * Implementations: the scalar CPU backend (the oracle), later the fast CPU backend and CUDA, and the simulation's
- * fake. The loop thread is the only caller; a backend's own threads call nothing of the caller except kv_job.run.
+ * Implementations: the scalar CPU backend (the oracle), later the fast CPU backend and CUDA, and the
+ * simulation's fake. The loop thread is the only caller; a backend's own threads call nothing of the caller
+ * except kv_job.run.
  *
- * A batch holds the work of one pool that was sealed in one turn. Its order of effects is: block copies, updates,
- * decodes, exports. Batches take effect in submit order. Every pointer in a batch points into its plan area or into
- * memory from host_alloc(), and stays valid until reap() hands the batch back.
+ * A batch holds the work of one pool that was sealed in one turn. Its order of effects is: block copies,
+ * updates, decodes, exports. Batches take effect in submit order. Every pointer in a batch points into its
+ * plan area or into memory from host_alloc(), and stays valid until reap() hands the batch back.
  */
 #ifndef CORE_BACKEND_H
 #define CORE_BACKEND_H
@@ -25,7 +26,8 @@ struct kv_backend;
 struct kv_backend_pool; /* a pool's pages and tables on the device; owned by the backend */
 
 /* Rows of one item as they lie in a request: layer l, token t, head h starts at
- * base + (l * tokens_stride + t) * kv_heads * row_bytes(dtype) + h * row_bytes(dtype), l counted from layer_first. */
+ * base + (l * tokens_stride + t) * kv_heads * row_bytes(dtype) + h * row_bytes(dtype), l counted from
+ * layer_first. */
 struct kv_rows {
 	uint8_t *base;          /* first layer, first token of the item; NULL: not wanted */
 	uint64_t tokens_stride; /* tokens per layer in the frame (n_tokens_total) */
@@ -40,7 +42,8 @@ struct kv_copy_op {
 struct kv_update_op {
 	uint32_t result_idx;
 	uint32_t layer_first, n_layers, n_tokens;
-	const int64_t *slots; /* [n_groups, n_tokens]: block * block_size + offset in the layer's group; negative = skip */
+	const int64_t *slots; /* [n_groups, n_tokens]: block * block_size + offset in the layer's group;
+				 negative = skip */
 	struct kv_rows k, v;
 };
 
@@ -53,7 +56,7 @@ struct kv_decode_op {
 	uint32_t window;        /* 0 = none; the layer's and the request's already combined */
 	float scale;            /* > 0; the layer's or the request's */
 	uint8_t q_dtype, out_dtype;
-	uint8_t flags; /* enum kv_decode_flag */
+	uint8_t flags;         /* enum kv_decode_flag */
 	const uint32_t *table; /* [ceil(n_tokens_seen / block_size)] block ids in the layer's group */
 	const uint8_t *q;      /* [q_len, q_heads, k_head_dim] of q_dtype */
 	uint8_t *out;          /* [q_len, q_heads, v_head_dim] of out_dtype */
@@ -94,10 +97,10 @@ struct kv_batch {
 	uint32_t n_copies, n_updates, n_decodes, n_transfers, n_results;
 	uint8_t *plan; /* the area, from host_alloc(), that all arrays above and their tables lie in */
 	uint64_t plan_bytes_used;
-	enum kv_status status;                        /* of the whole batch after reap(): OK or DEVICE_LOST */
+	enum kv_status status;                       /* of the whole batch after reap(): OK or DEVICE_LOST */
 	uint32_t copy_in_us, kernel_us, copy_out_us; /* after reap() */
-	void *user;                                   /* the caller's */
-	struct kv_batch *next;                        /* the backend's while submitted */
+	void *user;                                  /* the caller's */
+	struct kv_batch *next;                       /* the backend's while submitted */
 };
 
 /* Work that computes and is no batch: rotation matrices, codebooks, encoder tables. */
@@ -108,7 +111,7 @@ struct kv_job {
 };
 
 struct kv_backend_info {
-	char device[96];      /* "CPU (scalar), 2 threads" */
+	char device[96]; /* "CPU (scalar), 2 threads" */
 	char instruction_set[32];
 	uint64_t memory_bytes; /* of the arena */
 	uint32_t n_threads;
@@ -118,13 +121,14 @@ struct kv_backend_ops {
 	const char *name; /* "cpu", "cuda", "sim" */
 	void (*info)(struct kv_backend *backend, struct kv_backend_info *out);
 	/* Can this pool be served? Bytes it takes from the arena, or UNSUPPORTED with the reason. Pure. */
-	enum kv_status (*pool_check)(struct kv_backend *backend, const struct kv_pool_spec *spec, uint64_t *arena_bytes,
-		struct kv_error *err);
+	enum kv_status (*pool_check)(struct kv_backend *backend, const struct kv_pool_spec *spec,
+		uint64_t *arena_bytes, struct kv_error *err);
 	/* Once, at start. NO_MEMORY names wanted and free bytes. */
 	enum kv_status (*arena_create)(struct kv_backend *backend, uint64_t n_bytes, struct kv_error *err);
-	/* The pool's region of the arena. `spec` outlives the pool. Contents of pages are undefined at first. */
-	enum kv_status (*pool_create)(struct kv_backend *backend, const struct kv_pool_spec *spec, uint64_t arena_offset,
-		struct kv_backend_pool **out, struct kv_error *err);
+	/* The pool's region of the arena. `spec` outlives the pool. Contents of pages are undefined at first.
+	 */
+	enum kv_status (*pool_create)(struct kv_backend *backend, const struct kv_pool_spec *spec,
+		uint64_t arena_offset, struct kv_backend_pool **out, struct kv_error *err);
 	/* No batch of the pool may be in flight. NULL allowed. */
 	void (*pool_destroy)(struct kv_backend *backend, struct kv_backend_pool *pool);
 	/* Memory that submit() can read and write (pinned on CUDA), aligned to 4096. NULL on failure. */
@@ -132,7 +136,8 @@ struct kv_backend_ops {
 	void (*host_free)(struct kv_backend *backend, void *ptr, uint64_t n_bytes);
 	/*
 	 * Takes ownership of batch until reap() returns it. On failure ownership stays with the caller:
-	 * BUSY_RETRY (try again later) or DEVICE_LOST.
+	 * BUSY_RETRY (try again later) or DEVICE_LOST. May finish the batch at once when that is quicker than
+	 * handing it over: call reap() after submit().
 	 */
 	enum kv_status (*submit)(struct kv_backend *backend, struct kv_batch *batch, struct kv_error *err);
 	/* The oldest submitted batch if it is finished, else NULL. Never out of order. */
@@ -140,7 +145,8 @@ struct kv_backend_ops {
 	/* Jobs run beside batches, at most one at a time; false when 16 are waiting. */
 	bool (*job_post)(struct kv_backend *backend, struct kv_job *job);
 	struct kv_job *(*job_reap)(struct kv_backend *backend);
-	/* Becomes readable when reap() or job_reap() has something. -1: call reap() after every submit(). */
+	/* Becomes readable when reap() or job_reap() has something that was not finished inside submit(); -1:
+	 * never. */
 	int (*event_fd)(struct kv_backend *backend);
 	/* Waits for what is in flight. NULL allowed. */
 	void (*destroy)(struct kv_backend *backend);

@@ -17,27 +17,23 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "core/batch_queue.h"
 #include "core/batch_run.h"
 #include "core/checked.h"
 #include "core/clock.h"
 #include "core/memory.h"
 #include "core/system_memory.h"
 
-#define PAGE_BYTES  4096u
-#define JOBS_MAX    16u
-#define STACK_BYTES (512u * 1024) /* the deepest call needs about 8 KiB; work memory is not on the stack */
-#define CHUNKS_EACH 4u   /* pieces of a phase per worker: few locks, and still even when tasks differ */
-#define CHUNK_MAX   256u /* tasks; bounds how long a worker is deaf to the end of a phase */
+#define PAGE_BYTES      4096u
+#define JOBS_MAX        16u
+#define STACK_BYTES     (512u * 1024) /* the deepest call needs about 8 KiB; work memory is not on the stack */
+#define CHUNKS_EACH     4u    /* pieces of a phase per worker: few locks, and still even when tasks differ */
+#define ROWS_PER_HELPER 1024u /* about 100 us of work; waking a thread costs 10 to 50 us */
+#define ROWS_INLINE     1024u /* tens of us: handing less to a worker costs two wake-ups of the same size */
+#define CHUNK_MAX       256u  /* tasks; how long the others may have to wait for the last chunk */
 
 struct kv_backend_pool {
 	struct kv_batch_pages pages;
-};
-
-struct batch_queue {
-	struct kv_batch *first, *last;
-};
-struct job_queue {
-	struct kv_job *first, *last;
 };
 
 struct worker {
@@ -50,7 +46,7 @@ struct worker {
 struct cpu_backend {
 	struct kv_backend base;
 	uint32_t n_threads;
-	struct worker *workers; /* [n_threads], or one without a thread */
+	struct worker *workers; /* [n_threads] */
 	struct worker job_worker;
 	int event_fd;
 	uint8_t *arena;
@@ -59,8 +55,8 @@ struct cpu_backend {
 	pthread_mutex_t mutex; /* guards all below */
 	pthread_cond_t work, job_work;
 	bool is_ending;
-	struct batch_queue waiting, finished;
-	struct job_queue jobs_waiting, jobs_finished;
+	struct kv_batch_queue waiting, finished;
+	struct kv_job_queue jobs_waiting, jobs_finished;
 	uint32_t n_jobs_waiting;
 	uint32_t n_idle; /* workers that sleep */
 	/* The batch that is being run, NULL if none. */
@@ -69,59 +65,13 @@ struct cpu_backend {
 	enum kv_batch_phase phase;
 	uint64_t n_tasks, next_task, chunk; /* of the phase */
 	uint32_t n_running;                 /* workers inside a chunk */
+	bool is_inline;                     /* the active batch runs inside submit() */
+	struct kv_batch_scratch *inline_scratch;
 };
 
 static struct cpu_backend *from_base(struct kv_backend *backend)
 {
 	return kv_container_of(backend, struct cpu_backend, base);
-}
-
-/* ---- queues ---- */
-
-static void batch_push(struct batch_queue *queue, struct kv_batch *batch)
-{
-	batch->next = NULL;
-	if (queue->last)
-		queue->last->next = batch;
-	else
-		queue->first = batch;
-	queue->last = batch;
-}
-
-static struct kv_batch *batch_pop(struct batch_queue *queue)
-{
-	struct kv_batch *batch = queue->first;
-
-	if (!batch)
-		return NULL;
-	queue->first = batch->next;
-	if (!queue->first)
-		queue->last = NULL;
-	batch->next = NULL;
-	return batch;
-}
-
-static void job_push(struct job_queue *queue, struct kv_job *job)
-{
-	job->next = NULL;
-	if (queue->last)
-		queue->last->next = job;
-	else
-		queue->first = job;
-	queue->last = job;
-}
-
-static struct kv_job *job_pop(struct job_queue *queue)
-{
-	struct kv_job *job = queue->first;
-
-	if (!job)
-		return NULL;
-	queue->first = job->next;
-	if (!queue->first)
-		queue->last = NULL;
-	job->next = NULL;
-	return job;
 }
 
 static void lock(struct cpu_backend *cpu)
@@ -144,6 +94,23 @@ static void signal_event(struct cpu_backend *cpu)
 
 /* ---- running batches; all with the lock held ---- */
 
+/* One helper per so much work, none for less: see ROWS_PER_HELPER. This worker takes part itself. */
+static void wake_helpers(struct cpu_backend *cpu)
+{
+	const uint64_t n_chunks = (cpu->n_tasks + cpu->chunk - 1) / cpu->chunk;
+	uint64_t n_helpers =
+		kv_batch_n_rows(&cpu->active->pool->pages, cpu->active, cpu->phase) / ROWS_PER_HELPER;
+
+	if (cpu->is_inline)
+		return;
+	if (n_helpers > n_chunks - 1)
+		n_helpers = n_chunks - 1;
+	if (n_helpers > cpu->n_idle)
+		n_helpers = cpu->n_idle;
+	for (uint64_t i = 0; i < n_helpers; i++)
+		pthread_cond_signal(&cpu->work);
+}
+
 /* Opens phases until one has tasks; false when the batch is through. */
 static bool open_phase(struct cpu_backend *cpu, int phase)
 {
@@ -162,11 +129,7 @@ static bool open_phase(struct cpu_backend *cpu, int phase)
 		if (cpu->chunk == 0)
 			cpu->chunk = 1;
 
-		/* This worker takes one chunk itself; nobody is woken for nothing. */
-		const uint64_t n_chunks = (cpu->n_tasks + cpu->chunk - 1) / cpu->chunk;
-
-		for (uint64_t i = 1; i < n_chunks && i <= cpu->n_idle; i++)
-			pthread_cond_signal(&cpu->work);
+		wake_helpers(cpu);
 		return true;
 	}
 	return false;
@@ -182,15 +145,16 @@ static void finish_batch(struct cpu_backend *cpu)
 	batch->kernel_us =
 		(uint32_t)((kv_clock_now_ns(kv_clock_system()) - cpu->active_start_ns) / KV_NS_PER_US);
 	cpu->active = NULL;
-	batch_push(&cpu->finished, batch);
-	signal_event(cpu);
+	kv_batch_push(&cpu->finished, batch);
+	if (!cpu->is_inline)
+		signal_event(cpu);
 }
 
 /* True when there is something for a worker to take from the active batch. */
 static bool has_task(struct cpu_backend *cpu)
 {
 	while (!cpu->active) {
-		cpu->active = batch_pop(&cpu->waiting);
+		cpu->active = kv_batch_pop(&cpu->waiting);
 		if (!cpu->active)
 			return false;
 		cpu->active_start_ns = kv_clock_now_ns(kv_clock_system());
@@ -234,7 +198,7 @@ static void *worker_main(void *arg)
 
 	lock(cpu);
 	for (;;) {
-		if (has_task(cpu)) {
+		if (!cpu->is_inline && has_task(cpu)) {
 			run_chunk(cpu, worker->scratch);
 			continue;
 		}
@@ -256,14 +220,14 @@ static void *job_main(void *arg)
 
 	lock(cpu);
 	for (;;) {
-		struct kv_job *job = job_pop(&cpu->jobs_waiting);
+		struct kv_job *job = kv_job_pop(&cpu->jobs_waiting);
 
 		if (job) {
 			cpu->n_jobs_waiting--;
 			unlock(cpu);
 			job->run(job);
 			lock(cpu);
-			job_push(&cpu->jobs_finished, job);
+			kv_job_push(&cpu->jobs_finished, job);
 			signal_event(cpu);
 			continue;
 		}
@@ -277,18 +241,36 @@ static void *job_main(void *arg)
 
 /* ---- the interface ---- */
 
+/* So little that a worker would take longer to wake up than to do it, and nothing before it in the queue. */
+static bool is_tiny(const struct cpu_backend *cpu, const struct kv_batch *batch)
+{
+	uint64_t n_rows = 0;
+
+	if (cpu->n_threads == 0)
+		return true;
+	if (cpu->active || cpu->waiting.first)
+		return false;
+	for (int phase = 0; phase < KV_PHASES; phase++)
+		n_rows += kv_batch_n_rows(&batch->pool->pages, batch, (enum kv_batch_phase)phase);
+	return n_rows <= ROWS_INLINE;
+}
+
 static enum kv_status cpu_submit(struct kv_backend *base, struct kv_batch *batch, struct kv_error *err)
 {
 	struct cpu_backend *cpu = from_base(base);
 
 	(void)err;
 	lock(cpu);
-	batch_push(&cpu->waiting, batch);
-	if (cpu->n_threads > 0) {
-		pthread_cond_signal(&cpu->work);
-	} else {
+	const bool is_inline = is_tiny(cpu, batch);
+
+	kv_batch_push(&cpu->waiting, batch);
+	if (is_inline) {
+		cpu->is_inline = true; /* workers keep out, so this thread ends what it begins */
 		while (has_task(cpu))
-			run_chunk(cpu, cpu->workers[0].scratch);
+			run_chunk(cpu, cpu->inline_scratch);
+		cpu->is_inline = false;
+	} else {
+		pthread_cond_signal(&cpu->work);
 	}
 	unlock(cpu);
 	return KV_OK;
@@ -300,7 +282,7 @@ static struct kv_batch *cpu_reap(struct kv_backend *base)
 
 	lock(cpu);
 
-	struct kv_batch *batch = batch_pop(&cpu->finished);
+	struct kv_batch *batch = kv_batch_pop(&cpu->finished);
 
 	unlock(cpu);
 	return batch;
@@ -312,7 +294,7 @@ static bool cpu_job_post(struct kv_backend *base, struct kv_job *job)
 
 	if (cpu->n_threads == 0) {
 		job->run(job);
-		job_push(&cpu->jobs_finished, job);
+		kv_job_push(&cpu->jobs_finished, job);
 		signal_event(cpu);
 		return true;
 	}
@@ -322,7 +304,7 @@ static bool cpu_job_post(struct kv_backend *base, struct kv_job *job)
 
 	if (has_room) {
 		cpu->n_jobs_waiting++;
-		job_push(&cpu->jobs_waiting, job);
+		kv_job_push(&cpu->jobs_waiting, job);
 		pthread_cond_signal(&cpu->job_work);
 	}
 	unlock(cpu);
@@ -335,7 +317,7 @@ static struct kv_job *cpu_job_reap(struct kv_backend *base)
 
 	lock(cpu);
 
-	struct kv_job *job = job_pop(&cpu->jobs_finished);
+	struct kv_job *job = kv_job_pop(&cpu->jobs_finished);
 
 	unlock(cpu);
 	return job;
@@ -477,8 +459,9 @@ static void cpu_destroy(struct kv_backend *base)
 
 	if (cpu->has_lock)
 		end_threads(cpu);
-	for (uint32_t i = 0; cpu->workers && i < (cpu->n_threads > 0 ? cpu->n_threads : 1); i++)
+	for (uint32_t i = 0; cpu->workers && i < cpu->n_threads; i++)
 		kv_free(cpu->workers[i].scratch);
+	kv_free(cpu->inline_scratch);
 	kv_free(cpu->workers);
 	kv_pages_free(cpu->arena, cpu->arena_bytes);
 	if (cpu->event_fd >= 0)
@@ -528,11 +511,12 @@ static enum kv_status start_thread(
 
 static enum kv_status make_workers(struct cpu_backend *cpu, struct kv_error *err)
 {
-	const uint32_t n_workers = cpu->n_threads > 0 ? cpu->n_threads : 1;
+	const uint32_t n_workers = cpu->n_threads;
 	char name[32];
 
+	cpu->inline_scratch = kv_alloc(1, sizeof(*cpu->inline_scratch));
 	cpu->workers = kv_alloc(n_workers, sizeof(*cpu->workers));
-	if (!cpu->workers)
+	if (!cpu->workers || !cpu->inline_scratch)
 		return kv_fail(err, KV_NO_MEMORY, "%u workers", n_workers);
 	for (uint32_t i = 0; i < n_workers; i++) {
 		cpu->workers[i].backend = cpu;

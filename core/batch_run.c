@@ -364,6 +364,43 @@ uint64_t kv_batch_n_tasks(
 	return 0;
 }
 
+static uint64_t decode_rows(const struct kv_pool_spec *spec, const struct kv_decode_op *op)
+{
+	const uint32_t n_seen =
+		op->window != 0 && op->window < op->n_tokens_seen ? op->window : op->n_tokens_seen;
+
+	/* Every K and V row is expanded once and multiplied once per query head; two products count as one.
+	 */
+	return (uint64_t)n_seen * op->q_len * (2 * spec->kv_heads + spec->q_heads);
+}
+
+uint64_t kv_batch_n_rows(
+	const struct kv_batch_pages *pages, const struct kv_batch *batch, enum kv_batch_phase phase)
+{
+	const uint64_t token_rows = 2 * (uint64_t)pages->spec->kv_heads;
+	uint64_t n_rows = 0;
+
+	switch (phase) {
+	case KV_PHASE_COPIES: /* a row that is only copied costs about a sixteenth */
+		return token_rows * batch->n_copies * pages->spec->block_size * pages->spec->n_layers / 16;
+	case KV_PHASE_UPDATES:
+		for (uint32_t i = 0; i < batch->n_updates; i++)
+			n_rows += token_rows * batch->updates[i].n_tokens * batch->updates[i].n_layers;
+		break;
+	case KV_PHASE_DECODES:
+		for (uint32_t i = 0; i < batch->n_decodes; i++)
+			n_rows += decode_rows(pages->spec, &batch->decodes[i]);
+		break;
+	case KV_PHASE_TRANSFERS:
+		for (uint32_t i = 0; i < batch->n_transfers; i++)
+			n_rows += token_rows * batch->transfers[i].n_tokens * batch->transfers[i].n_layers;
+		break;
+	case KV_PHASES:
+		break;
+	}
+	return n_rows;
+}
+
 struct kv_finding kv_batch_run_task(const struct kv_batch_pages *pages, const struct kv_batch *batch,
 	enum kv_batch_phase phase, uint64_t task_idx, struct kv_batch_scratch *scratch)
 {

@@ -57,7 +57,13 @@ struct kv_finding {
 /* Number of tasks; 0 when the batch has nothing in this phase. */
 uint64_t kv_batch_n_tasks(
 	const struct kv_batch_pages *pages, const struct kv_batch *batch, enum kv_batch_phase phase);
-/* task_idx below that number. */
+/*
+ * How much work that is: rows encoded, decoded or multiplied, about 0.1 us each on one core. For deciding how
+ * many threads are worth waking.
+ */
+uint64_t kv_batch_n_rows(
+	const struct kv_batch_pages *pages, const struct kv_batch *batch, enum kv_batch_phase phase);
+/* task_idx below kv_batch_n_tasks(). */
 struct kv_finding kv_batch_run_task(const struct kv_batch_pages *pages, const struct kv_batch *batch,
 	enum kv_batch_phase phase, uint64_t task_idx, struct kv_batch_scratch *scratch);
 /* Keeps the smallest layer, then the smallest row. Not thread-safe. */

@@ -1,25 +1,44 @@
-/*
- * Row formats: the table of names, and everything that follows from a codec's segments and fields.
- *
- * Encoding is the family's: it decides bytes. The walks below only read, so they are written once for all
- * families. Summation orders are fixed here; they are part of what makes the scalar backend an oracle.
- */
+/* Row formats: the table of names, options, and how a codec comes to be. What it does is in format_rows.c. */
 #include "core/format.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "codebooks/solver.h"
+#include "core/checked.h"
 #include "core/format_family.h"
 #include "core/memory.h"
 #include "core/pack.h"
+#include "core/recipe.h"
+
+static const struct kv_recipe turboquant25 = { .n_quarters = 1, .bits_high = 2, .bits_low = 1 };
+static const struct kv_recipe turboquant35 = { .n_quarters = 2, .bits_high = 3, .bits_low = 2 };
 
 static const struct kv_format formats[] = {
 	{ .name = "f32", .family = &kv_format_family_dense, .number = KV_DTYPE_F32 },
+	{ .name = "f16", .family = &kv_format_family_dense, .number = KV_DTYPE_F16 },
 	{ .name = "bf16", .family = &kv_format_family_dense, .number = KV_DTYPE_BF16 },
+	{ .name = "fp8", .family = &kv_format_family_fp8, .bits = 8 },
+	{ .name = "tq1", .family = &kv_format_family_tq, .bits = 1 },
+	{ .name = "tq2", .family = &kv_format_family_tq, .bits = 2 },
+	{ .name = "tq3", .family = &kv_format_family_tq, .bits = 3 },
 	{ .name = "tq4", .family = &kv_format_family_tq, .bits = 4 },
+	{ .name = "tq5", .family = &kv_format_family_tq, .bits = 5 },
+	{ .name = "tq6", .family = &kv_format_family_tq, .bits = 6 },
+	{ .name = "tq7", .family = &kv_format_family_tq, .bits = 7 },
+	{ .name = "tq8", .family = &kv_format_family_tq, .bits = 8 },
+	{ .name = "tqp2", .family = &kv_format_family_tqp, .bits = 2 },
+	{ .name = "tqp3", .family = &kv_format_family_tqp, .bits = 3 },
+	{ .name = "tqp4", .family = &kv_format_family_tqp, .bits = 4 },
+	{ .name = "tqp5", .family = &kv_format_family_tqp, .bits = 5 },
+	{ .name = "v2", .family = &kv_format_family_vn, .bits = 2 },
+	{ .name = "v3", .family = &kv_format_family_vn, .bits = 3 },
+	{ .name = "v4", .family = &kv_format_family_vn, .bits = 4 },
+	{ .name = "v8", .family = &kv_format_family_vn, .bits = 8 },
+	{ .name = "turboquant25", .family = &kv_format_family_recipe, .recipe = &turboquant25 },
+	{ .name = "turboquant35", .family = &kv_format_family_recipe, .recipe = &turboquant35 },
 };
-#define N_FORMATS ((uint32_t)(sizeof(formats) / sizeof(formats[0])))
+#define N_FORMATS ((uint32_t)KV_LENGTH(formats))
 
 uint32_t kv_format_count(void)
 {
@@ -34,7 +53,7 @@ const struct kv_format *kv_format_at(uint32_t format_idx)
 
 enum kv_status kv_format_parse(const char *name, const struct kv_format **format, struct kv_error *err)
 {
-	char known[128] = "";
+	char known[256] = "";
 	size_t n_known = 0;
 
 	for (uint32_t i = 0; i < N_FORMATS; i++) {
@@ -58,12 +77,136 @@ bool kv_format_is_rotated(const struct kv_format *format)
 	return format->family->is_rotated;
 }
 
-enum kv_status kv_format_check(const struct kv_format *format, uint32_t head_dim, struct kv_error *err)
+uint32_t kv_format_takes(const struct kv_format *format)
 {
+	return format->family->options;
+}
+
+static const char *const recipe_scale_names[] = {
+	[KV_RECIPE_SCALE_EXACT] = "exact",
+	[KV_RECIPE_SCALE_PUBLISHED] = "published",
+};
+
+enum kv_status kv_recipe_scale_parse(const char *name, enum kv_recipe_scale *scale, struct kv_error *err)
+{
+	for (uint32_t i = 0; i < KV_LENGTH(recipe_scale_names); i++) {
+		if (strcmp(name, recipe_scale_names[i]) == 0) {
+			*scale = (enum kv_recipe_scale)i;
+			return KV_OK;
+		}
+	}
+	return kv_fail(err, KV_BAD_ARG, "unknown recipe scale \"%.32s\" (known: exact, published)", name);
+}
+
+const char *kv_recipe_scale_name(enum kv_recipe_scale scale)
+{
+	return (unsigned)scale < KV_LENGTH(recipe_scale_names) ? recipe_scale_names[scale] : "unknown";
+}
+
+static const struct kv_format_options default_options;
+
+/* An option that is given to a format that does not take it. */
+static enum kv_status check_options(
+	const struct kv_format *format, const struct kv_format_options *options, struct kv_error *err)
+{
+	const struct {
+		enum kv_format_option option;
+		bool is_given;
+		const char *name;
+	} rows[] = {
+		{ KV_OPTION_NORM_CORRECTION, options->norm_correction, "norm_correction" },
+		{ KV_OPTION_GROUP, options->group != 0, "group" },
+		{ KV_OPTION_RECIPE, options->recipe_scale != KV_RECIPE_SCALE_EXACT, "recipe_scale" },
+		{ KV_OPTION_RECIPE, options->high_channels != NULL, "high channels" },
+		{ KV_OPTION_PROJECTION, options->projection != NULL, "projection" },
+	};
+
+	for (uint32_t i = 0; i < KV_LENGTH(rows); i++) {
+		if (rows[i].is_given && !(format->family->options & rows[i].option))
+			return kv_fail(
+				err, KV_BAD_ARG, "row format %s takes no %s", format->name, rows[i].name);
+	}
+	return KV_OK;
+}
+
+enum kv_status kv_format_check_with(const struct kv_format *format, uint32_t head_dim,
+	const struct kv_format_options *options, struct kv_error *err)
+{
+	if (!options)
+		options = &default_options;
 	if (head_dim < KV_HEAD_DIM_MIN || head_dim > KV_HEAD_DIM_MAX || head_dim % KV_HEAD_DIM_STEP != 0)
 		return kv_fail(err, KV_BAD_ARG, "head_dim %u is not a multiple of %u from %u to %u", head_dim,
 			KV_HEAD_DIM_STEP, KV_HEAD_DIM_MIN, KV_HEAD_DIM_MAX);
-	return format->family->check ? format->family->check(format, head_dim, err) : KV_OK;
+
+	const enum kv_status status = check_options(format, options, err);
+
+	if (status != KV_OK || !format->family->check)
+		return status;
+	return format->family->check(format, head_dim, options, err);
+}
+
+/* ---- what a codec owns ---- */
+
+const float kv_sign_table[2] = { -1, 1 };
+
+static const struct kvcb_codebook *find_codebook(const struct kv_row_codec *codec, uint32_t dim, uint32_t bits)
+{
+	for (uint32_t s = 0; s < codec->n_segments; s++) {
+		const struct kvcb_codebook *codebook = codec->segments[s].codebook;
+
+		if (codebook && codebook->head_dim == dim && codebook->bits == bits)
+			return codebook;
+	}
+	return NULL;
+}
+
+enum kv_status kv_row_codec_get_codebook(struct kv_row_codec *codec, const struct kv_format_options *options,
+	uint32_t dim, uint32_t bits, const struct kvcb_codebook **codebook, struct kv_error *err)
+{
+	const struct kvcb_codebook *given = NULL;
+
+	if (options->like) {
+		*codebook = find_codebook(options->like, dim, bits);
+		KV_ASSERT(*codebook != NULL);
+		return KV_OK;
+	}
+	for (uint32_t i = 0; i < options->n_codebooks; i++) {
+		if (options->codebooks[i]->head_dim == dim && options->codebooks[i]->bits == bits)
+			given = options->codebooks[i];
+	}
+	if (!given && kvcb_find(dim, bits)) {
+		*codebook = kvcb_find(dim, bits);
+		return KV_OK;
+	}
+
+	struct kvcb_codebook *own = kv_alloc(1, sizeof(*own));
+	uint32_t n_own = 0;
+
+	if (!own)
+		return kv_fail(err, KV_NO_MEMORY, "codebook of %u channels and %u bits", dim, bits);
+	while (codec->own_codebooks[n_own])
+		n_own++;
+	KV_ASSERT(n_own < KV_SEGMENTS_MAX);
+	codec->own_codebooks[n_own] = own;
+	if (given) {
+		*own = *given;
+		*codebook = own;
+	} else {
+		*codebook = kvcb_get(dim, bits, own);
+		KV_ASSERT(*codebook == own); /* dims of rows and groups are in the solver's range */
+	}
+	return KV_OK;
+}
+
+void kv_row_codec_own_rotation(struct kv_row_codec *codec, struct kv_rotation *rotation)
+{
+	uint32_t n_own = 0;
+
+	while (codec->own_rotations[n_own])
+		n_own++;
+	KV_ASSERT(n_own < KV_SEGMENTS_MAX);
+	codec->own_rotations[n_own] = rotation;
+	codec->rotation_bytes += kv_rotation_memory_bytes(rotation);
 }
 
 /* ---- layout ---- */
@@ -74,6 +217,8 @@ void kv_row_codec_add_segment(struct kv_row_codec *codec, const struct kv_segmen
 	KV_ASSERT(segment->n_channels >= 1);
 	KV_ASSERT(segment->n_channels <= codec->head_dim);
 	KV_ASSERT(!segment->rotation || segment->rotation->head_dim == segment->n_channels);
+	KV_ASSERT(!segment->factors || segment->has_scale);
+	KV_ASSERT(!segment->factors || !segment->has_zero);
 
 	struct kv_segment *added = &codec->segments[codec->n_segments++];
 
@@ -97,7 +242,7 @@ void kv_row_codec_add_segment(struct kv_row_codec *codec, const struct kv_segmen
 		added->payload_bytes = kv_packed_bytes(added->n_codes, added->bits);
 		codec->account.payload_bytes += added->payload_bytes;
 	}
-	if (added->codebook)
+	if (added->codebook && !codec->is_like)
 		codec->codebook_bytes += (uint32_t)sizeof(float) * ((2u << added->bits) - 1);
 	codec->row_bytes += added->payload_bytes;
 	codec->prepared_dim += added->n_channels;
@@ -135,16 +280,27 @@ uint8_t kv_row_codec_add_field(struct kv_row_codec *codec, const char *name, enu
 	return (uint8_t)codec->n_fields++;
 }
 
-enum kv_status kv_row_codec_create(const struct kv_format *format, uint32_t head_dim,
-	const struct kv_rotation *rotation, struct kv_row_codec **codec, struct kv_error *err)
+enum kv_status kv_row_codec_create_with(const struct kv_format *format, uint32_t head_dim,
+	const struct kv_rotation *rotation, const struct kv_format_options *options,
+	struct kv_row_codec **codec, struct kv_error *err)
 {
-	const enum kv_status status = kv_format_check(format, head_dim, err);
+	if (!options)
+		options = &default_options;
+
+	enum kv_status status = kv_format_check_with(format, head_dim, options, err);
 
 	if (status != KV_OK)
 		return status;
 	if (format->family->is_rotated) {
 		KV_ASSERT(rotation != NULL);
 		KV_ASSERT(rotation->head_dim == head_dim);
+	} else {
+		rotation = NULL;
+	}
+	if (options->like) {
+		KV_ASSERT(options->like->format == format);
+		KV_ASSERT(options->like->head_dim == head_dim);
+		KV_ASSERT(options->like->rotation == rotation);
 	}
 
 	struct kv_row_codec *made = kv_alloc(1, sizeof(*made));
@@ -152,15 +308,22 @@ enum kv_status kv_row_codec_create(const struct kv_format *format, uint32_t head
 	if (!made)
 		return kv_fail(err, KV_NO_MEMORY, "codec of format %s", format->name);
 	made->format = format;
-	made->rotation = format->family->is_rotated ? rotation : NULL;
+	made->rotation = rotation;
 	made->head_dim = head_dim;
-	format->family->lay_out(made);
+	made->norm_correction = options->norm_correction;
+	made->recipe_scale = options->recipe_scale;
+	made->is_like = options->like != NULL;
+	status = format->family->lay_out(made, options, err);
+	if (status != KV_OK) {
+		kv_row_codec_destroy(made);
+		return status;
+	}
 	for (uint32_t s = 0; s < made->n_segments; s++) {
 		const struct kv_segment *segment = &made->segments[s];
 
-		for (uint32_t i = 0; i < segment->n_scales; i++)
-			KV_ASSERT(segment->scale_fields[i] < made->n_fields);
+		KV_ASSERT(!segment->has_scale || segment->scale_field < made->n_fields);
 		KV_ASSERT(!segment->has_zero || segment->zero_field < made->n_fields);
+		KV_ASSERT(!segment->has_outer || segment->outer_field < made->n_fields);
 	}
 	*codec = made;
 	return KV_OK;
@@ -168,6 +331,12 @@ enum kv_status kv_row_codec_create(const struct kv_format *format, uint32_t head
 
 void kv_row_codec_destroy(struct kv_row_codec *codec)
 {
+	if (!codec)
+		return;
+	for (uint32_t i = 0; i < KV_SEGMENTS_MAX; i++) {
+		kv_free(codec->own_codebooks[i]);
+		kv_rotation_destroy(codec->own_rotations[i]);
+	}
 	kv_free(codec);
 }
 
@@ -217,223 +386,4 @@ void kv_row_codec_layout(const struct kv_row_codec *codec, char layout[static KV
 		KV_ASSERT(n_chars < KV_ROW_LAYOUT_MAX - 1);
 		offset += part_bytes;
 	}
-}
-
-/* ---- rows ---- */
-
-float kv_row_length(const float *values, uint32_t n_values, double *wide)
-{
-	uint32_t half = 1;
-
-	while (half < n_values)
-		half *= 2;
-	for (uint32_t i = 0; i < n_values; i++)
-		wide[i] = (double)values[i] * (double)values[i];
-	for (uint32_t i = n_values; i < half; i++)
-		wide[i] = 0;
-	for (half /= 2; half >= 1; half /= 2) {
-		for (uint32_t i = 0; i < half; i++)
-			wide[i] += wide[i + half];
-	}
-	return (float)sqrt(wide[0]);
-}
-
-enum kv_status kv_row_codec_encode(
-	const struct kv_row_codec *codec, const float *row, uint8_t *out, struct kv_row_scratch *scratch)
-{
-	if (!kv_rows_are_finite(row, codec->head_dim))
-		return KV_BAD_VALUE;
-	return codec->format->family->encode(codec, row, out, scratch);
-}
-
-static float field_value(const struct kv_row_codec *codec, uint32_t field_idx, uint32_t i, const uint8_t *row)
-{
-	const struct kv_field *field = &codec->fields[field_idx];
-	float value;
-
-	kv_rows_load_f32(
-		field->number, row + field->offset + (size_t)i * kv_dtype_bytes(field->number), 1, &value);
-	return value;
-}
-
-/* Values of a segment in its own basis, before scales and zeros. */
-static void segment_values(const struct kv_segment *segment, const uint8_t *row, float *values)
-{
-	const uint8_t *payload = row + segment->offset;
-
-	if (segment->code == KV_CODE_NUMBER) {
-		kv_rows_load_f32(segment->number, payload, segment->n_channels, values);
-		return;
-	}
-
-	uint8_t codes[KV_HEAD_DIM_MAX];
-
-	kv_unpack(payload, segment->n_channels, segment->bits, codes);
-	for (uint32_t i = 0; i < segment->n_channels; i++)
-		values[i] = segment->table[codes[i]];
-}
-
-static uint32_t segment_channel(const struct kv_segment *segment, uint32_t i)
-{
-	return segment->channels ? segment->channels[i] : i;
-}
-
-/* Channels [first, end) that share scales and a zero. Segments without them are one group. */
-struct group {
-	uint32_t first, end;
-	float scales[2];
-	double scale; /* their product */
-	float zero;
-};
-
-/* Moves on to the next group; false after the last one. Begin with a zeroed group. */
-static bool next_group(const struct kv_row_codec *codec, const struct kv_segment *segment, const uint8_t *row,
-	struct group *group)
-{
-	const uint32_t left = segment->n_channels - group->end;
-
-	if (left == 0)
-		return false;
-
-	const uint32_t group_idx = group->end / segment->group_channels;
-
-	group->first = group->end;
-	group->end += left < segment->group_channels ? left : segment->group_channels;
-	group->scale = 1;
-	for (uint32_t i = 0; i < segment->n_scales; i++) {
-		group->scales[i] = field_value(codec, segment->scale_fields[i], group_idx, row);
-		group->scale *= (double)group->scales[i];
-	}
-	if (segment->has_zero)
-		group->zero = field_value(codec, segment->zero_field, group_idx, row);
-	return true;
-}
-
-/* float32, every operation rounded: rotate back, then multiply by each scale, then add the zero. */
-void kv_row_codec_decode(
-	const struct kv_row_codec *codec, const uint8_t *row, float *out, struct kv_row_scratch *scratch)
-{
-	float *values = scratch->turned;
-
-	for (uint32_t s = 0; s < codec->n_segments; s++) {
-		const struct kv_segment *segment = &codec->segments[s];
-		struct group group = { 0 };
-
-		segment_values(segment, row, values);
-		if (segment->rotation)
-			kv_rotation_backward(segment->rotation, values, values);
-		while (next_group(codec, segment, row, &group)) {
-			for (uint32_t i = group.first; i < group.end; i++) {
-				const uint32_t channel = segment_channel(segment, i);
-				float value = values[i];
-
-				for (uint32_t k = 0; k < segment->n_scales; k++)
-					value *= group.scales[k];
-				if (segment->has_zero)
-					value += group.zero;
-				out[channel] = segment->is_added ? out[channel] + value : value;
-			}
-		}
-	}
-}
-
-enum kv_status kv_row_codec_validate_packed(const struct kv_row_codec *codec, const uint8_t *row)
-{
-	float values[KV_HEAD_DIM_MAX];
-
-	for (uint32_t s = 0; s < codec->n_segments; s++) {
-		const struct kv_segment *segment = &codec->segments[s];
-
-		if (segment->code == KV_CODE_TABLE &&
-			!kv_packed_tail_is_zero(row + segment->offset, segment->n_channels * segment->bits,
-				segment->payload_bytes))
-			return KV_BAD_VALUE;
-		/* Numbers from outside may be anything, and a table may have codes that name no number. */
-		segment_values(segment, row, values);
-		if (!kv_rows_are_finite(values, segment->n_channels))
-			return KV_BAD_VALUE;
-	}
-	for (uint32_t f = 0; f < codec->n_fields; f++) {
-		for (uint32_t i = 0; i < codec->fields[f].count; i++) {
-			const float value = field_value(codec, f, i, row);
-
-			if (!kv_f32_is_finite(value))
-				return KV_BAD_VALUE;
-			if (codec->fields[f].kind != KV_FIELD_ZERO && value < 0)
-				return KV_BAD_VALUE;
-		}
-	}
-	return KV_OK;
-}
-
-/* ---- attention ---- */
-
-void kv_row_codec_prepare_query(const struct kv_row_codec *codec, const float *q, double *q_prepared)
-{
-	for (uint32_t s = 0; s < codec->n_segments; s++) {
-		const struct kv_segment *segment = &codec->segments[s];
-		double *part = q_prepared + segment->prepared_idx;
-
-		for (uint32_t i = 0; i < segment->n_channels; i++)
-			part[i] = (double)q[segment_channel(segment, i)];
-		if (segment->rotation)
-			kv_rotation_forward_f64(segment->rotation, part, part);
-	}
-}
-
-/* The product of two float32 is exact in float64, so one scale adds no error at all. */
-void kv_row_codec_expand(const struct kv_row_codec *codec, const uint8_t *row, double *expanded)
-{
-	float values[KV_HEAD_DIM_MAX];
-
-	for (uint32_t s = 0; s < codec->n_segments; s++) {
-		const struct kv_segment *segment = &codec->segments[s];
-		double *part = expanded + segment->prepared_idx;
-		struct group group = { 0 };
-
-		segment_values(segment, row, values);
-		while (next_group(codec, segment, row, &group)) {
-			for (uint32_t i = group.first; i < group.end; i++)
-				part[i] = (double)values[i] * group.scale + (double)group.zero;
-		}
-	}
-}
-
-/* Eight sums side by side, then a tree: the order that every later backend is measured against. */
-double kv_row_codec_score(const struct kv_row_codec *codec, const double *q_prepared, const double *expanded)
-{
-	const uint32_t n = codec->prepared_dim, n_whole = n - n % 8;
-	double sums[8] = { 0 };
-
-	for (uint32_t i = 0; i < n_whole; i += 8) {
-		for (uint32_t k = 0; k < 8; k++)
-			sums[k] += q_prepared[i + k] * expanded[i + k];
-	}
-	for (uint32_t i = n_whole; i < n; i++)
-		sums[i - n_whole] += q_prepared[i] * expanded[i];
-	return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-}
-
-void kv_row_codec_accumulate(
-	const struct kv_row_codec *codec, double weight, const double *expanded, double *acc)
-{
-	for (uint32_t i = 0; i < codec->prepared_dim; i++)
-		acc[i] += weight * expanded[i];
-}
-
-void kv_row_codec_finish_output(const struct kv_row_codec *codec, double *acc, double factor, float *out)
-{
-	double sums[KV_HEAD_DIM_MAX] = { 0 };
-
-	for (uint32_t s = 0; s < codec->n_segments; s++) {
-		const struct kv_segment *segment = &codec->segments[s];
-		double *part = acc + segment->prepared_idx;
-
-		if (segment->rotation)
-			kv_rotation_backward_f64(segment->rotation, part, part);
-		for (uint32_t i = 0; i < segment->n_channels; i++)
-			sums[segment_channel(segment, i)] += part[i];
-	}
-	for (uint32_t i = 0; i < codec->head_dim; i++)
-		out[i] = (float)(sums[i] * factor);
 }

@@ -9,18 +9,20 @@
  *
  * The model that all families share. A segment covers some channels of the row. Its value for channel i is
  *
- *	table[code_i] * scale[group of i] (* second scale) (+ zero[group of i])
+ *	table[code_i] (* factor[i]) * scale[group of i] (+ zero[group of i])
  *
- * in the segment's own basis, which is the channels' basis or one reached by a rotation. The row is the
- * sum over its segments of these values, rotated back. So a query is rotated once per segment
- * (prepare_query), scores are dot products in the segment's basis, the weighted sum of V rows is kept in
- * that basis, and only the final output is rotated back (finish_output). Numbers that are stored as they
- * are form a segment without codes. Signs are codes of one bit with the table {-1, +1}; affine codes have
- * the table {0, 1, 2, ..}; an 8-bit float is a code with a table of 256 numbers.
+ * in the segment's own basis, which is the channels' basis or one reached by a rotation. A segment may be added
+ * to the one before it, and both may share an outer scale of their sum. The row is the sum over its segments of
+ * these values, rotated back. So a query is rotated once per segment (prepare_query), scores are dot products in
+ * the segment's basis, the weighted sum of V rows is kept in that basis, and only the final output is rotated
+ * back (finish_output). Numbers that are stored as they are form a segment without codes. Signs are codes of one
+ * bit with the table {-1, +1}; affine codes have the table {0, 1, 2, ..}; an 8-bit float is a code with a table
+ * of 256 numbers.
  *
- * A codec is immutable after creation, is shared by any number of threads, and uses no heap after
- * creation. Format and rotation are borrowed and must outlive it. Scratch memory is the caller's, one per
- * thread.
+ * A codec is immutable after creation, is shared by any number of threads, and uses no heap after creation.
+ * Options are copied; codebooks and rotations that a codec needs and is not given are its own. Creating one may
+ * solve a codebook or compute a rotation (some 10 ms at worst): call it where computing is allowed. Scratch
+ * memory is the caller's, one per thread.
  */
 #ifndef CORE_FORMAT_H
 #define CORE_FORMAT_H
@@ -38,16 +40,62 @@
 #define KV_SEGMENTS_MAX     4u                     /* two channel groups with indices and signs each */
 #define KV_FIELDS_MAX       4u                     /* two channel groups with two norms each */
 #define KV_PREPARED_DIM_MAX (2u * KV_HEAD_DIM_MAX) /* indices and signs over all channels */
-#define KV_ROW_BYTES_MAX    (4u * KV_HEAD_DIM_MAX) /* f32 */
+#define KV_ROW_BYTES_MAX    (5u * KV_HEAD_DIM_MAX) /* v8 with groups of one channel; f32 has 4 a channel */
 #define KV_ROW_LAYOUT_MAX   256u                   /* characters of a printed layout, terminator included */
+#define KV_GROUP_DEFAULT    32u                    /* channels of a group of vN */
 
 struct kv_format_family;
+struct kv_recipe;
+struct kv_row_codec;
 
 struct kv_format {
 	const char *name; /* static text: "tq4" */
 	const struct kv_format_family *family;
 	enum kv_dtype number; /* dense family: how a number is stored */
-	uint32_t bits;        /* bits of a code */
+	uint32_t bits;        /* N of tqN, tqpN and vN: bits of a channel, the sign included */
+	const struct kv_recipe *recipe; /* recipes: core/recipe.h */
+};
+
+/* How a recipe's signs are scaled on decoding; the bytes are the same (FORMATS 5.4). */
+enum kv_recipe_scale {
+	KV_RECIPE_SCALE_EXACT = 0, /* unbiased: a factor per block */
+	KV_RECIPE_SCALE_PUBLISHED = 1,
+};
+
+/* Options that only some formats take. */
+enum kv_format_option {
+	KV_OPTION_NORM_CORRECTION = 1,
+	KV_OPTION_GROUP = 2,
+	KV_OPTION_RECIPE = 4, /* recipe_scale and high_channels */
+	KV_OPTION_PROJECTION = 8,
+};
+
+/*
+ * Options of a codec. A zeroed struct means the defaults, so that an initialiser that names some of them stays
+ * right when options are added. Everything is copied, except what is said to be borrowed. An option that does
+ * not belong to the format is BAD_ARG.
+ */
+struct kv_format_options {
+	bool norm_correction;  /* tqN: decoded rows have the original length */
+	uint32_t group;        /* vN: channels per group, 1 to head_dim; 0: KV_GROUP_DEFAULT */
+	enum kv_recipe_scale recipe_scale; /* recipes */
+	/* recipes: ascending list of the channels with more bits, kv_recipe_n_high() of them; NULL: the first. */
+	const uint16_t *high_channels;
+	uint32_t n_high_channels;
+	/*
+	 * tqpN: a projection of this head_dim with rows of length about sqrt(head_dim), borrowed: it must outlive
+	 * the codec. NULL: made from the rotation's seed.
+	 */
+	const struct kv_rotation *projection;
+	/* Codebooks to use where dim and bits are those that the format needs, in place of the built-in ones. */
+	const struct kvcb_codebook *const *codebooks;
+	uint32_t n_codebooks;
+	/*
+	 * A codec of the same format, head_dim, rotation and options except high_channels, whose codebooks and
+	 * rotations this one borrows: it must outlive this one. Saves time and memory where every KV head has
+	 * its own channels, or every layer its own codec.
+	 */
+	const struct kv_row_codec *like;
 };
 
 /* Known formats, in the order in which they are listed to people. */
@@ -58,9 +106,23 @@ KV_MUST_CHECK enum kv_status kv_format_parse(
 	const char *name, const struct kv_format **format, struct kv_error *err);
 /* True when a codec of this format needs a rotation. */
 bool kv_format_is_rotated(const struct kv_format *format);
-/* OK when a codec can be made at this dim (16 to 256 in steps of 16), else BAD_ARG or UNSUPPORTED. */
-KV_MUST_CHECK enum kv_status kv_format_check(
-	const struct kv_format *format, uint32_t head_dim, struct kv_error *err);
+/* The set of enum kv_format_option that this format takes. */
+uint32_t kv_format_takes(const struct kv_format *format);
+/*
+ * OK when a codec can be made at this dim (16 to 256 in steps of 16) with these options (NULL: the defaults),
+ * else BAD_ARG with the reason. Does not look at the numbers of codebooks and rotations.
+ */
+KV_MUST_CHECK enum kv_status kv_format_check_with(const struct kv_format *format, uint32_t head_dim,
+	const struct kv_format_options *options, struct kv_error *err);
+static inline KV_MUST_CHECK enum kv_status kv_format_check(
+	const struct kv_format *format, uint32_t head_dim, struct kv_error *err)
+{
+	return kv_format_check_with(format, head_dim, NULL, err);
+}
+/* "exact", "published"; BAD_ARG with these names for anything else. */
+KV_MUST_CHECK enum kv_status kv_recipe_scale_parse(
+	const char *name, enum kv_recipe_scale *scale, struct kv_error *err);
+const char *kv_recipe_scale_name(enum kv_recipe_scale scale);
 
 /* A number of the row beside the codes: norms, scales, zeros. `count` numbers back to back. */
 enum kv_field_kind {
@@ -101,15 +163,19 @@ struct kv_segment {
 	uint32_t payload_bytes;
 	const float *table;                   /* KV_CODE_TABLE: 2^bits values */
 	const struct kvcb_codebook *codebook; /* its boundaries, for encoding; NULL when not one */
+	const float *factors;                 /* [n_channels]: constant per block of the basis; NULL: all 1 */
 	/*
-	 * Scales and zero: indices into fields[]. Element g of a field serves channels
+	 * Scale and zero: indices into fields[]. Element g of a field serves channels
 	 * [g * group_channels, (g + 1) * group_channels). A rotated segment is one group without a zero.
 	 */
-	uint32_t n_scales;
-	uint8_t scale_fields[2];
+	bool has_scale;
+	uint8_t scale_field;
 	bool has_zero;
 	uint8_t zero_field;
 	uint32_t group_channels; /* 0 in a layout function: all channels are one group */
+	/* One number that scales the sum of all segments of these channels; they stand side by side and share it. */
+	bool has_outer;
+	uint8_t outer_field;
 };
 
 /* Bytes of one row by what they are (FORMATS 7); they add up to row_bytes. */
@@ -128,11 +194,21 @@ struct kv_row_codec {
 	uint32_t row_bytes;
 	uint32_t prepared_dim; /* numbers of a prepared query and of an accumulator */
 	struct kv_row_account account;
-	uint32_t codebook_bytes; /* tables and boundaries, for the memory report */
+	/* For the memory report. What is borrowed from another codec or from the caller is not counted. */
+	uint32_t codebook_bytes; /* tables and boundaries */
+	uint64_t rotation_bytes; /* rotations and projections of its own */
 	uint32_t n_segments;
 	uint32_t n_fields;
 	struct kv_segment segments[KV_SEGMENTS_MAX];
 	struct kv_field fields[KV_FIELDS_MAX];
+	/* Options, and what the segments point to. */
+	bool norm_correction;
+	enum kv_recipe_scale recipe_scale;
+	bool is_like; /* codebooks and rotations are another codec's */
+	uint16_t channels[KV_HEAD_DIM_MAX]; /* recipes: the high channels, then the others, both ascending */
+	float factors[KV_HEAD_DIM_MAX];
+	struct kvcb_codebook *own_codebooks[KV_SEGMENTS_MAX]; /* NULL: embedded, borrowed or none */
+	struct kv_rotation *own_rotations[KV_SEGMENTS_MAX];
 };
 
 /* Work memory of encode and decode: no initial state, not shared by threads. */
@@ -140,15 +216,23 @@ struct kv_row_scratch {
 	double wide[KV_HEAD_DIM_MAX];
 	float unit[KV_HEAD_DIM_MAX];
 	float turned[KV_HEAD_DIM_MAX];
+	float rest[KV_HEAD_DIM_MAX];
 	uint8_t codes[KV_HEAD_DIM_MAX];
 };
 
 /*
- * `rotation` must be of this head_dim when kv_format_is_rotated(), and is ignored (NULL allowed) otherwise.
- * The caller owns the codec until kv_row_codec_destroy(), which accepts NULL.
+ * `rotation` must be of this head_dim when kv_format_is_rotated(), is borrowed then and must outlive the codec;
+ * it is ignored (NULL allowed) otherwise. `options` NULL: the defaults. The caller owns the codec until
+ * kv_row_codec_destroy(), which accepts NULL.
  */
-KV_MUST_CHECK enum kv_status kv_row_codec_create(const struct kv_format *format, uint32_t head_dim,
-	const struct kv_rotation *rotation, struct kv_row_codec **codec, struct kv_error *err);
+KV_MUST_CHECK enum kv_status kv_row_codec_create_with(const struct kv_format *format, uint32_t head_dim,
+	const struct kv_rotation *rotation, const struct kv_format_options *options,
+	struct kv_row_codec **codec, struct kv_error *err);
+static inline KV_MUST_CHECK enum kv_status kv_row_codec_create(const struct kv_format *format,
+	uint32_t head_dim, const struct kv_rotation *rotation, struct kv_row_codec **codec, struct kv_error *err)
+{
+	return kv_row_codec_create_with(format, head_dim, rotation, NULL, codec, err);
+}
 void kv_row_codec_destroy(struct kv_row_codec *codec);
 
 /*

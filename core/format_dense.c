@@ -1,8 +1,13 @@
 /* Dense formats: the numbers of the row as they are, or rounded to a narrower type. No rotation. */
+#include <math.h>
+
 #include "core/format_family.h"
 
-static void dense_lay_out(struct kv_row_codec *codec)
+static enum kv_status dense_lay_out(
+	struct kv_row_codec *codec, const struct kv_format_options *options, struct kv_error *err)
 {
+	(void)options;
+	(void)err;
 	kv_row_codec_add_segment(codec,
 		&(struct kv_segment){
 			.name = "numbers",
@@ -10,6 +15,7 @@ static void dense_lay_out(struct kv_row_codec *codec)
 			.code = KV_CODE_NUMBER,
 			.number = codec->format->number,
 		});
+	return KV_OK;
 }
 
 /* A finite value that would round to infinity is refused, so every stored number is finite. */
@@ -20,6 +26,9 @@ static bool rounds_to_infinity(enum kv_dtype number, const float *row, uint32_t 
 	if (number == KV_DTYPE_BF16) {
 		for (uint32_t i = 0; i < n_values; i++)
 			n_bad += (kv_f32_to_bf16(row[i]) & 0x7FFFu) == 0x7F80u;
+	} else if (number == KV_DTYPE_F16) {
+		for (uint32_t i = 0; i < n_values; i++)
+			n_bad += fabsf(row[i]) >= KV_F16_OVERFLOW;
 	}
 	return n_bad != 0;
 }

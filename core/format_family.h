@@ -5,6 +5,7 @@
  * To add a family: write core/format_<family>.c with one `const struct kv_format_family`, declare it below,
  * and add its names to the table in format.c. The layout function calls kv_row_codec_add_segment() and
  * kv_row_codec_add_field() in the order of the bytes, so a row has no gaps and no overlap by construction.
+ * An encoder decides that a row can be stored before it writes the first byte of it.
  */
 #ifndef CORE_FORMAT_FAMILY_H
 #define CORE_FORMAT_FAMILY_H
@@ -12,18 +13,28 @@
 #include "core/format.h"
 
 struct kv_format_family {
-	bool is_rotated; /* codecs need a rotation of the whole row */
+	bool is_rotated;  /* codecs need a rotation of the whole row */
+	uint32_t options; /* enum kv_format_option: what it takes */
 	/* (optional) Can this format be made at this dim, which is already a valid one? Default: yes. */
-	enum kv_status (*check)(const struct kv_format *format, uint32_t head_dim, struct kv_error *err);
-	/* Adds segments and fields. format, head_dim and rotation are set and were checked. */
-	void (*lay_out)(struct kv_row_codec *codec);
+	enum kv_status (*check)(const struct kv_format *format, uint32_t head_dim,
+		const struct kv_format_options *options, struct kv_error *err);
+	/*
+	 * Adds segments and fields, and makes what they need. format, head_dim, rotation and the copied options
+	 * are set and were checked. On failure the caller destroys the codec with all that it owns by then.
+	 */
+	enum kv_status (*lay_out)(struct kv_row_codec *codec, const struct kv_format_options *options,
+		struct kv_error *err);
 	/* kv_row_codec_encode(), for a row whose values are all finite. */
 	enum kv_status (*encode)(const struct kv_row_codec *codec, const float *row, uint8_t *out,
 		struct kv_row_scratch *scratch);
 };
 
-extern const struct kv_format_family kv_format_family_dense; /* f32, bf16 */
-extern const struct kv_format_family kv_format_family_tq;    /* tqN */
+extern const struct kv_format_family kv_format_family_dense;  /* f32, f16, bf16 */
+extern const struct kv_format_family kv_format_family_fp8;    /* fp8 */
+extern const struct kv_format_family kv_format_family_tq;     /* tqN */
+extern const struct kv_format_family kv_format_family_tqp;    /* tqpN */
+extern const struct kv_format_family kv_format_family_vn;     /* vN */
+extern const struct kv_format_family kv_format_family_recipe; /* turboquant25, turboquant35 */
 
 /*
  * Appends a segment at the current end of the row. The caller fills what it knows (name, n_channels,
@@ -37,9 +48,43 @@ uint8_t kv_row_codec_add_field(struct kv_row_codec *codec, const char *name, enu
 	enum kv_dtype number, uint32_t count);
 
 /*
+ * The codebook of dim and bits: that of options->like, else a copy of one in options->codebooks, else the
+ * embedded one, else a solved one. What is not embedded or borrowed belongs to the codec.
+ */
+KV_MUST_CHECK enum kv_status kv_row_codec_get_codebook(struct kv_row_codec *codec,
+	const struct kv_format_options *options, uint32_t dim, uint32_t bits,
+	const struct kvcb_codebook **codebook, struct kv_error *err);
+/* Hands a rotation that was made for this codec over to it. */
+void kv_row_codec_own_rotation(struct kv_row_codec *codec, struct kv_rotation *rotation);
+
+/* Table of one-bit codes: bit 1 is plus (FORMATS 4). */
+extern const float kv_sign_table[2];
+#define KV_SQRT_HALF_PI 1.2533141373155002512 /* sqrt(pi / 2): scale of QJL signs */
+#define KV_NORM_MIN     ((float)1e-12)        /* keeps the division of a zero row harmless */
+
+/*
  * len(v) of FORMATS 0: squares in float64, added as a tree over the next power of two, rounded once to
  * float32. `wide` holds that power of two. Infinite when the length overflows float32.
  */
 float kv_row_length(const float *values, uint32_t n_values, double *wide);
+
+/*
+ * values[0..n) divided by their norm max(len, 1e-12), in place of a unit row: unit[0..n). Returns the norm, which
+ * is infinite when the length overflows float32.
+ */
+float kv_row_normalise(const float *values, uint32_t n_values, double *wide, float *unit);
+
+/*
+ * The MSE stage of tqN and tqpN: normalises the row, rotates it, and finds the indices of the segment's codebook.
+ * BAD_VALUE when the length overflows float32. Fills scratch->codes and *norm; uses unit and turned.
+ */
+KV_MUST_CHECK enum kv_status kv_row_quantise(const struct kv_segment *indices, const float *row,
+	struct kv_row_scratch *scratch, float *norm);
+
+/* Stores the segment's n_channels codes; codes of padding and trailing bits are 0. */
+void kv_segment_pack(const struct kv_segment *segment, const uint8_t *codes, uint8_t *row);
+/* The same for signs: code [v >= 0], where -0 counts as 0. Uses `codes`. */
+void kv_segment_pack_signs(
+	const struct kv_segment *segment, const float *values, uint8_t *codes, uint8_t *row);
 
 #endif

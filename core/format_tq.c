@@ -1,28 +1,19 @@
 /*
  * tqN (FORMATS 5.1): [pack(indices, N)][norm f32]. The row is divided by its length, rotated, and every
- * coordinate gets the index of its codebook cell.
+ * coordinate gets the index of its codebook cell. With norm_correction the stored norm is divided by the length
+ * of the centroids, so that the decoded row is as long as the original.
  */
 #include "core/format_family.h"
-#include "core/pack.h"
 
-static enum kv_status tq_check(const struct kv_format *format, uint32_t head_dim, struct kv_error *err)
+static enum kv_status tq_lay_out(
+	struct kv_row_codec *codec, const struct kv_format_options *options, struct kv_error *err)
 {
-	const enum kv_status status = kv_rotation_check(kv_rotation_kind_default(head_dim), head_dim, err);
+	const struct kvcb_codebook *codebook = NULL;
+	const enum kv_status status = kv_row_codec_get_codebook(
+		codec, options, codec->head_dim, codec->format->bits, &codebook, err);
 
-	if (status != KV_OK) {
-		kv_error_wrap(err, "row format %s", format->name);
+	if (status != KV_OK)
 		return status;
-	}
-	if (!kvcb_find(head_dim, format->bits))
-		return kv_fail(err, KV_UNSUPPORTED, "row format %s: no codebook for head_dim %u",
-			format->name, head_dim);
-	return KV_OK;
-}
-
-static void tq_lay_out(struct kv_row_codec *codec)
-{
-	const struct kvcb_codebook *codebook = kvcb_find(codec->head_dim, codec->format->bits);
-
 	kv_row_codec_add_segment(codec,
 		&(struct kv_segment){
 			.name = "indices",
@@ -32,40 +23,45 @@ static void tq_lay_out(struct kv_row_codec *codec)
 			.bits = codec->format->bits,
 			.table = codebook->centroids,
 			.codebook = codebook,
-			.n_scales = 1,
-			.scale_fields = { 0 },
+			.has_scale = true,
+			.scale_field = 0,
 		});
 	kv_row_codec_add_field(codec, "norm", KV_FIELD_NORM, KV_DTYPE_F32, 1);
+	return KV_OK;
+}
+
+/* What to store so that norm * len(centroids) is the original length. */
+static float corrected_norm(const struct kv_segment *indices, float norm, struct kv_row_scratch *scratch)
+{
+	for (uint32_t i = 0; i < indices->n_channels; i++)
+		scratch->turned[i] = indices->table[scratch->codes[i]];
+
+	const float length = kv_row_length(scratch->turned, indices->n_channels, scratch->wide);
+
+	return norm / (length > KV_NORM_MIN ? length : KV_NORM_MIN);
 }
 
 static enum kv_status tq_encode(
 	const struct kv_row_codec *codec, const float *row, uint8_t *out, struct kv_row_scratch *scratch)
 {
 	const struct kv_segment *indices = &codec->segments[0];
-	const uint32_t n = codec->head_dim;
-	const float norm_min = (float)1e-12; /* keeps the division of a zero row harmless */
-	const float length = kv_row_length(row, n, scratch->wide);
+	float norm;
 
-	if (!kv_f32_is_finite(length))
+	if (kv_row_quantise(indices, row, scratch, &norm) != KV_OK)
 		return KV_BAD_VALUE;
-
-	const float norm = length > norm_min ? length : norm_min;
-
-	for (uint32_t i = 0; i < n; i++)
-		scratch->unit[i] = row[i] / norm;
-	kv_rotation_forward(codec->rotation, scratch->unit, scratch->turned);
-	kvcb_indices(indices->codebook, scratch->turned, n, scratch->codes);
-
-	const enum kv_status status = kv_pack(scratch->codes, n, indices->bits, out + indices->offset);
-
-	KV_ASSERT(status == KV_OK); /* an index is below 2^bits by construction */
+	if (codec->norm_correction) {
+		norm = corrected_norm(indices, norm, scratch);
+		if (!kv_f32_is_finite(norm)) /* centroids are shorter than 1 */
+			return KV_BAD_VALUE;
+	}
+	kv_segment_pack(indices, scratch->codes, out);
 	kv_store_f32(norm, out + codec->fields[0].offset);
 	return KV_OK;
 }
 
 const struct kv_format_family kv_format_family_tq = {
 	.is_rotated = true,
-	.check = tq_check,
+	.options = KV_OPTION_NORM_CORRECTION,
 	.lay_out = tq_lay_out,
 	.encode = tq_encode,
 };

@@ -5,12 +5,14 @@
  * simulation's in-memory network. Everything here is called from the loop thread only.
  *
  * Per connection at most one receive and one send are open at a time. Memory handed to recv_into() and send()
- * stays untouched by the caller until the event (or CLOSED) arrives. After close() exactly one CLOSED follows, once
- * nothing of the connection is in flight any more; no other event of it comes after that.
+ * stays untouched by the caller until the event (or CLOSED) arrives. After close() exactly one CLOSED
+ * follows, once nothing of the connection is in flight any more; no other event of it comes after that.
+ * Events that wait() had written into the caller's array before the close stay valid, and a read-ahead buffer
+ * among them is the caller's.
  *
- * Read-ahead: an idle connection owns no memory. recv_ahead() completes into a buffer of KV_IO_AHEAD_BYTES that is
- * taken from one shared ring at the moment data arrives; the caller gives it back with ahead_return(). While the
- * ring is empty such receives simply wait.
+ * Read-ahead: an idle connection owns no memory. recv_ahead() completes into a buffer of KV_IO_AHEAD_BYTES
+ * that is taken from one shared ring at the moment data arrives; the caller gives it back with
+ * ahead_return(). While the ring is empty such receives simply wait.
  */
 #ifndef CORE_IO_H
 #define CORE_IO_H
@@ -39,7 +41,7 @@ enum kv_io_transport { KV_IO_UNIX, KV_IO_TCP };
 
 struct kv_io_peer {
 	enum kv_io_transport transport;
-	uint32_t uid;      /* Unix socket: the peer's user id; TCP: UINT32_MAX */
+	uint32_t uid;     /* Unix socket: the peer's user id; TCP: UINT32_MAX */
 	char address[64]; /* "unix:uid 1000 pid 77" or "127.0.0.1:4711", for logs */
 };
 
@@ -47,9 +49,9 @@ struct kv_io_event {
 	enum kv_io_kind kind;
 	int64_t result;
 	struct kv_io_conn *conn;
-	void *user;              /* what set_user() or watch() was given */
-	uint8_t *ahead;          /* RECEIVED after recv_ahead() with result > 0: the buffer, else NULL */
-	uint32_t ahead_idx;      /* to be handed to ahead_return() */
+	void *user;             /* what set_user() or watch() was given */
+	uint8_t *ahead;         /* RECEIVED after recv_ahead() with result > 0: the buffer, else NULL */
+	uint32_t ahead_idx;     /* to be handed to ahead_return() */
 	struct kv_io_peer peer; /* ACCEPTED */
 };
 
@@ -65,7 +67,8 @@ struct kv_io_address {
 struct kv_io;
 struct kv_io_ops {
 	const char *name; /* "io_uring", "epoll", "sim" */
-	/* Accepts from then on. bound: text of what was bound, with the real port. IO_ERROR with the reason otherwise. */
+	/* Accepts from then on. bound: text of what was bound, with the real port. IO_ERROR with the reason
+	 * otherwise. */
 	enum kv_status (*listen)(struct kv_io *io, const struct kv_io_address *address, char *bound,
 		uint32_t bound_bytes_max, struct kv_error *err);
 	/* Closes all listeners (and removes socket files); established connections go on. */
@@ -81,8 +84,9 @@ struct kv_io_ops {
 	/* Reports an eventfd whenever it becomes readable, until destroy. */
 	enum kv_status (*watch)(struct kv_io *io, int fd, void *user, struct kv_error *err);
 	/*
-	 * Waits at most timeout_ns (0: do not wait, negative: for ever) and writes up to n_events_max events.
-	 * Returns their number; 0 on timeout or an interrupting signal; negative errno when the io itself broke.
+	 * Waits at most timeout_ns (0: do not wait, negative: for ever) and writes up to n_events_max (at
+	 * least 2) events. May come back early with nothing. Returns their number; 0 on timeout or an
+	 * interrupting signal; negative errno when the io itself broke.
 	 */
 	int (*wait)(struct kv_io *io, int64_t timeout_ns, struct kv_io_event events[], uint32_t n_events_max);
 	/* NULL allowed. Closes everything that is still open. */
@@ -92,7 +96,8 @@ struct kv_io {
 	const struct kv_io_ops *ops;
 };
 
-/* Files behind a table. read_all(): the whole file of at most n_bytes_max bytes, zero byte behind it; kv_free() it. */
+/* Files behind a table. read_all(): the whole file of at most n_bytes_max bytes, zero byte behind it;
+ * kv_free() it. */
 struct kv_files {
 	enum kv_status (*read_all)(
 		const char *path, uint64_t n_bytes_max, char **data, uint64_t *n_bytes, struct kv_error *err);

@@ -1,21 +1,25 @@
 /*
  * Rotations. Float32 in the written order of FORMATS 2: stored bytes depend on every rounding.
- * Multiplications by a sign are exact, so they may be multiplications.
+ * Multiplications by a sign or by a factor of 1 are exact, so they may be multiplications.
  */
 #include "core/rotation.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "core/checked.h"
 #include "core/memory.h"
 #include "core/mt19937.h"
+#include "core/number.h"
+#include "core/rotation_qr.h"
 
 static const char *const kind_names[] = {
 	[KV_ROTATION_NONE] = "none",
 	[KV_ROTATION_RHT] = "rht",
 	[KV_ROTATION_QR] = "qr",
+	[KV_ROTATION_FILE] = "file",
+	[KV_ROTATION_BLOCK] = "block",
+	[KV_ROTATION_PROJECTION] = "projection",
 };
 
 const char *kv_rotation_kind_name(enum kv_rotation_kind kind)
@@ -29,8 +33,10 @@ enum kv_status kv_rotation_kind_parse(const char *name, enum kv_rotation_kind *k
 		*kind = KV_ROTATION_RHT;
 	else if (strcmp(name, "qr") == 0)
 		*kind = KV_ROTATION_QR;
+	else if (strcmp(name, "file") == 0)
+		*kind = KV_ROTATION_FILE;
 	else
-		return kv_fail(err, KV_BAD_ARG, "unknown rotation \"%.32s\" (known: rht, qr)", name);
+		return kv_fail(err, KV_BAD_ARG, "unknown rotation \"%.32s\" (known: rht, qr, file)", name);
 	return KV_OK;
 }
 
@@ -49,21 +55,12 @@ enum kv_status kv_rotation_check(enum kv_rotation_kind kind, uint32_t head_dim, 
 	if (head_dim < KV_HEAD_DIM_MIN || head_dim > KV_HEAD_DIM_MAX || head_dim % KV_HEAD_DIM_STEP != 0)
 		return kv_fail(err, KV_BAD_ARG, "head_dim %u is not a multiple of %u from %u to %u", head_dim,
 			KV_HEAD_DIM_STEP, KV_HEAD_DIM_MIN, KV_HEAD_DIM_MAX);
-	switch (kind) {
-	case KV_ROTATION_RHT:
-		if (!is_power_of_two(head_dim))
-			return kv_fail(err, KV_BAD_ARG,
-				"rotation rht needs a power of two, and head_dim %u is none", head_dim);
-		return KV_OK;
-	case KV_ROTATION_QR:
-		return kv_fail(err, KV_UNSUPPORTED,
-			"rotation qr, which head_dim %u needs or the pool asks for, is not built in; "
-			"rht serves 16, 32, 64, 128, 256",
-			head_dim);
-	case KV_ROTATION_NONE:
-		break;
-	}
-	return kv_fail(err, KV_BAD_ARG, "no rotation of kind %d", (int)kind);
+	if ((unsigned)kind >= KV_LENGTH(kind_names) || kind == KV_ROTATION_NONE)
+		return kv_fail(err, KV_BAD_ARG, "no rotation of kind %d", (int)kind);
+	if (kind == KV_ROTATION_RHT && !is_power_of_two(head_dim))
+		return kv_fail(err, KV_BAD_ARG,
+			"rotation rht needs a power of two, and head_dim %u is none; qr serves it", head_dim);
+	return KV_OK;
 }
 
 uint32_t kv_rotation_layer_seed(uint64_t seed_base, uint32_t layer_idx, uint32_t head_idx)
@@ -73,7 +70,20 @@ uint32_t kv_rotation_layer_seed(uint64_t seed_base, uint32_t layer_idx, uint32_t
 	return (uint32_t)(seed & 0xFFFFFFFFu);
 }
 
-enum kv_status kv_rotation_create(enum kv_rotation_kind kind, uint32_t head_dim, uint64_t seed,
+/* ---- creation ---- */
+
+static bool kind_is_matrix(enum kv_rotation_kind kind)
+{
+	return kind == KV_ROTATION_QR || kind == KV_ROTATION_FILE || kind == KV_ROTATION_PROJECTION;
+}
+
+static bool kind_is_given(enum kv_rotation_kind kind)
+{
+	return kind == KV_ROTATION_FILE || kind == KV_ROTATION_PROJECTION;
+}
+
+/* A rotation without its numbers; those of a matrix are allocated. */
+static enum kv_status create_empty(enum kv_rotation_kind kind, uint32_t head_dim, uint64_t seed,
 	struct kv_rotation **rotation, struct kv_error *err)
 {
 	const enum kv_status status = kv_rotation_check(kind, head_dim, err);
@@ -82,27 +92,141 @@ enum kv_status kv_rotation_create(enum kv_rotation_kind kind, uint32_t head_dim,
 		return status;
 
 	struct kv_rotation *made = kv_alloc(1, sizeof(*made));
-	struct kv_mt19937 generator;
 
-	if (!made)
-		return kv_fail(err, KV_NO_MEMORY, "rotation of head_dim %u", head_dim);
-	made->kind = kind;
-	made->head_dim = head_dim;
-	made->seed = (uint32_t)(seed & 0xFFFFFFFFu);
-	made->factor = (float)(1.0 / sqrt((double)head_dim));
-	kv_mt19937_init(&generator, seed);
-	kv_mt19937_signs(&generator, head_dim, made->signs_in);
-	kv_mt19937_signs(&generator, head_dim, made->signs_out);
+	if (made) {
+		made->kind = kind;
+		made->head_dim = head_dim;
+		made->seed = (uint32_t)(seed & 0xFFFFFFFFu);
+		if (kind_is_matrix(kind))
+			made->matrix = kv_alloc((size_t)head_dim * head_dim, sizeof(float));
+	}
+	if (!made || (kind_is_matrix(kind) && !made->matrix)) {
+		kv_rotation_destroy(made);
+		return kv_fail(err, KV_NO_MEMORY, "rotation %s of head_dim %u", kv_rotation_kind_name(kind),
+			head_dim);
+	}
 	*rotation = made;
 	return KV_OK;
 }
 
+/* One generator: the signs before the butterflies, then, for rht alone, those behind them. */
+static void fill_signs(struct kv_rotation *rotation, bool is_normalised)
+{
+	struct kv_mt19937 generator;
+
+	rotation->is_normalised = is_normalised;
+	for (uint32_t i = 0; i < KV_LENGTH(rotation->factors); i++)
+		rotation->factors[i] = is_normalised ? (float)(1.0 / sqrt((double)(1u << i))) : 1.0f;
+	kv_mt19937_init(&generator, rotation->seed);
+	kv_mt19937_signs(&generator, rotation->head_dim, rotation->signs_in);
+	if (rotation->kind == KV_ROTATION_RHT) {
+		kv_mt19937_signs(&generator, rotation->head_dim, rotation->signs_out);
+	} else {
+		for (uint32_t i = 0; i < rotation->head_dim; i++)
+			rotation->signs_out[i] = 1;
+	}
+}
+
+enum kv_status kv_rotation_create(enum kv_rotation_kind kind, uint32_t head_dim, uint64_t seed,
+	struct kv_rotation **rotation, struct kv_error *err)
+{
+	struct kv_rotation *made = NULL;
+
+	if (kind_is_given(kind))
+		return kv_fail(err, KV_BAD_ARG, "rotation %s needs its matrix", kv_rotation_kind_name(kind));
+
+	const enum kv_status status = create_empty(kind, head_dim, seed, &made, err);
+
+	if (status != KV_OK)
+		return status;
+	if (kind != KV_ROTATION_QR) {
+		fill_signs(made, true);
+	} else if (kv_rotation_qr_fill(head_dim, made->seed, made->matrix) != KV_OK) {
+		kv_rotation_destroy(made);
+		return kv_fail(err, KV_NO_MEMORY, "work memory of rotation qr at head_dim %u", head_dim);
+	}
+	*rotation = made;
+	return KV_OK;
+}
+
+/* Rows must have length 1 and be at right angles to each other. */
+static enum kv_status check_orthogonal(const float *matrix, uint32_t n, struct kv_error *err)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		for (uint32_t k = 0; k <= i; k++) {
+			double product = 0;
+
+			for (uint32_t j = 0; j < n; j++)
+				product += (double)matrix[(size_t)i * n + j] *
+					(double)matrix[(size_t)k * n + j];
+			if (fabs(product - (i == k)) > KV_ROTATION_ORTHOGONAL_TOLERANCE)
+				return kv_fail(err, KV_BAD_VALUE,
+					"matrix is not orthogonal: rows %u and %u have the product %.9g", k,
+					i, product);
+		}
+	}
+	return KV_OK;
+}
+
+enum kv_status kv_rotation_create_from_matrix(enum kv_rotation_kind kind, uint32_t head_dim, uint64_t seed,
+	const float *matrix, struct kv_rotation **rotation, struct kv_error *err)
+{
+	struct kv_rotation *made = NULL;
+
+	KV_ASSERT(kind_is_given(kind));
+	enum kv_status status = kv_rotation_check(kind, head_dim, err);
+
+	if (status != KV_OK)
+		return status;
+	for (uint32_t i = 0; i < head_dim; i++) {
+		if (!kv_rows_are_finite(matrix + (size_t)i * head_dim, head_dim))
+			return kv_fail(
+				err, KV_BAD_VALUE, "row %u of the matrix has a number that is not finite", i);
+	}
+	if (kind == KV_ROTATION_FILE) {
+		status = check_orthogonal(matrix, head_dim, err);
+		if (status != KV_OK)
+			return status;
+	}
+	status = create_empty(kind, head_dim, seed, &made, err);
+	if (status != KV_OK)
+		return status;
+	memcpy(made->matrix, matrix, sizeof(float) * head_dim * head_dim);
+	*rotation = made;
+	return KV_OK;
+}
+
+enum kv_status kv_rotation_create_signs(
+	uint32_t head_dim, uint64_t seed, struct kv_rotation **rotation, struct kv_error *err)
+{
+	struct kv_rotation *made = NULL;
+	const enum kv_status status = create_empty(KV_ROTATION_BLOCK, head_dim, seed, &made, err);
+
+	if (status != KV_OK)
+		return status;
+	fill_signs(made, false);
+	*rotation = made;
+	return KV_OK;
+}
+
+enum kv_status kv_rotation_create_projection(
+	uint32_t head_dim, uint64_t seed, struct kv_rotation **rotation, struct kv_error *err)
+{
+	return is_power_of_two(head_dim) ? kv_rotation_create_signs(head_dim, seed, rotation, err)
+					 : kv_rotation_create(KV_ROTATION_QR, head_dim, seed, rotation, err);
+}
+
 void kv_rotation_destroy(struct kv_rotation *rotation)
 {
+	if (!rotation)
+		return;
+	kv_free(rotation->matrix);
 	kv_free(rotation);
 }
 
-/* to = signs_after * (factor * H (signs_before * from)), butterflies of ascending stride. */
+/* ---- butterflies ---- */
+
+/* to = signs_after * (factor * H (signs_before * from)): strides ascend, each block is transformed alone. */
 static void hadamard_f32(const struct kv_rotation *rotation, const float *signs_before,
 	const float *signs_after, const float *from, float *to)
 {
@@ -110,21 +234,26 @@ static void hadamard_f32(const struct kv_rotation *rotation, const float *signs_
 
 	for (uint32_t i = 0; i < n; i++)
 		to[i] = signs_before[i] * from[i];
-	for (uint32_t stride = 1; stride < n; stride *= 2) {
-		for (uint32_t block = 0; block < n; block += 2 * stride) {
-			for (uint32_t i = block; i < block + stride; i++) {
-				const float a = to[i], b = to[i + stride];
+	for (uint32_t first = 0, power = 9; power-- > 0;) {
+		const uint32_t block = n & 1u << power;
 
-				to[i] = a + b;
-				to[i + stride] = a - b;
+		for (uint32_t stride = 1; stride < block; stride *= 2) {
+			for (uint32_t pair = first; pair < first + block; pair += 2 * stride) {
+				for (uint32_t i = pair; i < pair + stride; i++) {
+					const float a = to[i], b = to[i + stride];
+
+					to[i] = a + b;
+					to[i + stride] = a - b;
+				}
 			}
 		}
+		for (uint32_t i = first; i < first + block; i++)
+			to[i] = signs_after[i] * (to[i] * rotation->factors[power]);
+		first += block;
 	}
-	for (uint32_t i = 0; i < n; i++)
-		to[i] = signs_after[i] * (to[i] * rotation->factor);
 }
 
-/* The same matrix, its float32 factor included, with sums in float64. */
+/* The same matrix, its float32 factors included, with sums in float64. */
 static void hadamard_f64(const struct kv_rotation *rotation, const float *signs_before,
 	const float *signs_after, const double *from, double *to)
 {
@@ -132,41 +261,128 @@ static void hadamard_f64(const struct kv_rotation *rotation, const float *signs_
 
 	for (uint32_t i = 0; i < n; i++)
 		to[i] = (double)signs_before[i] * from[i];
-	for (uint32_t stride = 1; stride < n; stride *= 2) {
-		for (uint32_t block = 0; block < n; block += 2 * stride) {
-			for (uint32_t i = block; i < block + stride; i++) {
-				const double a = to[i], b = to[i + stride];
+	for (uint32_t first = 0, power = 9; power-- > 0;) {
+		const uint32_t block = n & 1u << power;
 
-				to[i] = a + b;
-				to[i + stride] = a - b;
+		for (uint32_t stride = 1; stride < block; stride *= 2) {
+			for (uint32_t pair = first; pair < first + block; pair += 2 * stride) {
+				for (uint32_t i = pair; i < pair + stride; i++) {
+					const double a = to[i], b = to[i + stride];
+
+					to[i] = a + b;
+					to[i + stride] = a - b;
+				}
 			}
 		}
+		for (uint32_t i = first; i < first + block; i++)
+			to[i] = (double)signs_after[i] * (to[i] * (double)rotation->factors[power]);
+		first += block;
 	}
-	for (uint32_t i = 0; i < n; i++)
-		to[i] = (double)signs_after[i] * (to[i] * (double)rotation->factor);
 }
+
+/* ---- dense matrices ---- */
+
+/*
+ * Products of two float32 are exact in float64, so only the order of the sum matters: each result is summed over
+ * increasing index. Eight results side by side, since one sum alone would wait for itself.
+ */
+#define LANES 8u
+_Static_assert(KV_HEAD_DIM_STEP % LANES == 0, "matrix rows are taken in whole groups");
+
+static void multiply(const struct kv_rotation *rotation, const double *from, double *to)
+{
+	const uint32_t n = rotation->head_dim;
+
+	for (uint32_t i = 0; i < n; i += LANES) {
+		const float *rows = rotation->matrix + (size_t)i * n;
+		double sums[LANES] = { 0 };
+
+		for (uint32_t j = 0; j < n; j++) {
+			for (uint32_t k = 0; k < LANES; k++)
+				sums[k] += (double)rows[(size_t)k * n + j] * from[j];
+		}
+		memcpy(to + i, sums, sizeof(sums));
+	}
+}
+
+static void multiply_transposed(const struct kv_rotation *rotation, const double *from, double *to)
+{
+	const uint32_t n = rotation->head_dim;
+
+	for (uint32_t j = 0; j < n; j += LANES) {
+		double sums[LANES] = { 0 };
+
+		for (uint32_t i = 0; i < n; i++) {
+			const float *row = rotation->matrix + (size_t)i * n + j;
+
+			for (uint32_t k = 0; k < LANES; k++)
+				sums[k] += (double)row[k] * from[i];
+		}
+		memcpy(to + j, sums, sizeof(sums));
+	}
+}
+
+static void apply_matrix_f32(const struct kv_rotation *rotation, bool is_transposed, const float *from, float *to)
+{
+	double wide[KV_HEAD_DIM_MAX] = { 0 }, product[KV_HEAD_DIM_MAX];
+
+	for (uint32_t i = 0; i < rotation->head_dim; i++)
+		wide[i] = (double)from[i];
+	if (is_transposed)
+		multiply_transposed(rotation, wide, product);
+	else
+		multiply(rotation, wide, product);
+	for (uint32_t i = 0; i < rotation->head_dim; i++)
+		to[i] = (float)product[i];
+}
+
+static void apply_matrix_f64(
+	const struct kv_rotation *rotation, bool is_transposed, const double *from, double *to)
+{
+	double copy[KV_HEAD_DIM_MAX];
+
+	memcpy(copy, from, rotation->head_dim * sizeof(*copy));
+	if (is_transposed)
+		multiply_transposed(rotation, copy, to);
+	else
+		multiply(rotation, copy, to);
+}
+
+/* ---- use ---- */
 
 void kv_rotation_forward(const struct kv_rotation *rotation, const float *x, float *y)
 {
-	hadamard_f32(rotation, rotation->signs_in, rotation->signs_out, x, y);
+	if (rotation->matrix)
+		apply_matrix_f32(rotation, false, x, y);
+	else
+		hadamard_f32(rotation, rotation->signs_in, rotation->signs_out, x, y);
 }
 
 void kv_rotation_backward(const struct kv_rotation *rotation, const float *y, float *x)
 {
-	hadamard_f32(rotation, rotation->signs_out, rotation->signs_in, y, x);
+	if (rotation->matrix)
+		apply_matrix_f32(rotation, true, y, x);
+	else
+		hadamard_f32(rotation, rotation->signs_out, rotation->signs_in, y, x);
 }
 
 void kv_rotation_forward_f64(const struct kv_rotation *rotation, const double *x, double *y)
 {
-	hadamard_f64(rotation, rotation->signs_in, rotation->signs_out, x, y);
+	if (rotation->matrix)
+		apply_matrix_f64(rotation, false, x, y);
+	else
+		hadamard_f64(rotation, rotation->signs_in, rotation->signs_out, x, y);
 }
 
 void kv_rotation_backward_f64(const struct kv_rotation *rotation, const double *y, double *x)
 {
-	hadamard_f64(rotation, rotation->signs_out, rotation->signs_in, y, x);
+	if (rotation->matrix)
+		apply_matrix_f64(rotation, true, y, x);
+	else
+		hadamard_f64(rotation, rotation->signs_out, rotation->signs_in, y, x);
 }
 
-/* Sylvester: entry (i, j) of H is -1 when i and j share an odd number of one bits. */
+/* Row i: the unit vector i, taken backward. Exact for butterflies: one factor, no sum of two numbers. */
 void kv_rotation_matrix(const struct kv_rotation *rotation, uint32_t row_first, uint32_t n_rows, float *rows)
 {
 	const uint32_t n = rotation->head_dim;
@@ -174,18 +390,21 @@ void kv_rotation_matrix(const struct kv_rotation *rotation, uint32_t row_first, 
 	KV_ASSERT(row_first <= n);
 	KV_ASSERT(n_rows <= n - row_first);
 	for (uint32_t r = 0; r < n_rows; r++) {
-		const uint32_t i = row_first + r;
+		float *row = rows + (size_t)r * n;
 
-		for (uint32_t j = 0; j < n; j++) {
-			const float h = __builtin_parity(i & j) ? -1.0f : 1.0f;
-
-			rows[(size_t)r * n + j] =
-				rotation->signs_out[i] * h * rotation->signs_in[j] * rotation->factor;
+		if (rotation->matrix) {
+			memcpy(row, rotation->matrix + (size_t)(row_first + r) * n, n * sizeof(*row));
+			continue;
 		}
+		memset(row, 0, n * sizeof(*row));
+		row[row_first + r] = 1;
+		kv_rotation_backward(rotation, row, row);
 	}
 }
 
 uint64_t kv_rotation_memory_bytes(const struct kv_rotation *rotation)
 {
-	return sizeof(*rotation);
+	const uint64_t n_entries = (uint64_t)rotation->head_dim * rotation->head_dim;
+
+	return sizeof(*rotation) + (rotation->matrix ? n_entries * sizeof(float) : 0);
 }

@@ -10,7 +10,7 @@
  * a dense float32 matrix (qr, file, projection). The projections of the QJL signs (FORMATS 5.2, 5.4) are objects
  * of the same type, though their rows have length sqrt(block) instead of 1: backward is S^T, not the inverse.
  *
- * Creating a qr takes up to some 0.1 s at 256 channels: call it where computing is allowed.
+ * Creating a qr takes some 10 ms at 256 channels: call it where computing is allowed.
  */
 #ifndef CORE_ROTATION_H
 #define CORE_ROTATION_H
@@ -46,7 +46,6 @@ struct kv_rotation {
 	uint32_t head_dim;
 	uint32_t seed;
 	/* rht, block: blocks are the powers of two that head_dim is the sum of, the largest first. */
-	float factor;
 	bool is_normalised;               /* else every factor is 1 */
 	float factors[9];                 /* of a block of 2^i channels: float32(1 / sqrt(2^i)) */
 	float signs_in[KV_HEAD_DIM_MAX];  /* s1: +1 or -1 */

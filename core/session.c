@@ -164,7 +164,6 @@ static void init_session(struct kv_domain *domain, struct kv_session_slot *slot,
 	kv_list_init(&session->sequences);
 	kv_session_renew(session, now_ns);
 
-	slot->is_expired = false;
 	slot->tree = NULL;
 	slot->layer_tokens = pool->session_tokens + (uint64_t)idx * pool->spec->n_layers;
 	memset(slot->layer_tokens, 0, pool->spec->n_layers * sizeof(slot->layer_tokens[0]));
@@ -271,7 +270,6 @@ void kv_session_close(struct kv_domain *domain, struct kv_session *session, bool
 		kv_block_pool_unreserve(&pool->blocks[g], session->n_blocks_reserved[g]);
 		session->n_blocks_reserved[g] = 0;
 	}
-	slot->tree = NULL;
 	/* Its rows are not counted any more, although its sequences become zombies one by one. */
 	for (uint32_t l = 0; l < pool->spec->n_layers; l++)
 		pool->layer_tokens[l] -= slot->layer_tokens[l];

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/backend_cpu.h"
+#include "core/system_memory.h"
 #include "server/http.h"
 #include "server/io_backends.h"
 #include "server/log.h"
@@ -124,20 +125,12 @@ static enum kv_status choose_backend(const struct srv_options *options, struct k
 	return kv_backend_cpu_create(n_threads, out, err);
 }
 
-/* What /proc/meminfo calls available; 1 GiB where it cannot be read. */
+/* What the machine, or the container, can still give; 1 GiB where that cannot be read. */
 static uint64_t free_memory_bytes(void)
 {
-	FILE *file = fopen("/proc/meminfo", "re");
-	unsigned long long kib = 0;
-	char line[128];
+	uint64_t n_bytes = 0;
 
-	while (file && fgets(line, sizeof(line), file)) {
-		if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
-			break;
-	}
-	if (file)
-		fclose(file);
-	return kib > 0 ? kib * 1024 : 1ull << 30;
+	return kv_system_memory_available(&n_bytes) ? n_bytes : 1ull << 30;
 }
 
 struct parts {

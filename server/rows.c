@@ -362,11 +362,11 @@ static void zero_output(const struct srv_request *request, const struct kv_item 
 		request->frame.lse[(uint64_t)item->q_first * spec->q_heads + i] = -INFINITY;
 }
 
+/* The daemon's counters; the session's own are kept by kv_item_finish(). */
 static void count_item(
 	struct srv_server *server, const struct srv_request *request, const struct kv_item *item)
 {
 	const uint64_t n_rows = (uint64_t)item->n_tokens * request->frame.n_layers;
-	struct kv_session *session = request->session;
 
 	if (item->status != KV_OK) {
 		srv_reject(server, item->status);
@@ -378,10 +378,6 @@ static void count_item(
 		server->counters.rows_out += n_rows;
 	else
 		server->counters.rows_in += n_rows;
-	if (!session)
-		return;
-	session->n_queries += item->q_len;
-	*(item->kind == KV_ITEM_READ ? &session->n_rows_out : &session->n_rows_in) += n_rows;
 }
 
 static void finish_header(struct srv_request *request, uint32_t op_bytes, uint64_t body_bytes)

@@ -7,6 +7,7 @@
  */
 #include "server/internal.h"
 
+#include <poll.h>
 #include <string.h>
 
 #include "core/audit.h"
@@ -129,10 +130,13 @@ void srv_server_destroy(struct srv_server *server)
 	/* Batches hold memory of slots and lanes: the backend must be done with them first. */
 	while (srv_scheduler_in_flight(server) > 0 || server->probe.is_running) {
 		struct kv_batch *batch = server->backend->ops->reap(server->backend);
+		struct pollfd ready = { .fd = server->backend_fd, .events = POLLIN };
 
-		if (batch == &server->probe.batch)
+		if (!batch)
+			poll(&ready, 1, 1);
+		else if (batch == &server->probe.batch)
 			server->probe.is_running = false;
-		else if (batch)
+		else
 			((struct srv_flight *)batch->user)->is_submitted = false;
 	}
 	if (server->domain) {
@@ -222,8 +226,7 @@ void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
 	server->n_work = kv_domain_release(server->domain, SRV_RELEASE_PER_TURN);
 	srv_conns_retry_waiting(server);
 	srv_scheduler_seal(server);
-	if (server->backend_fd < 0)
-		srv_scheduler_reap(server);
+	srv_scheduler_reap(server); /* small batches are finished inside submit() */
 	if (server->is_lost)
 		srv_scheduler_lose(server);
 	server->turns++;

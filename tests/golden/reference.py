@@ -4,13 +4,20 @@
 usage: reference.py            writes rows/ beside this file
        reference.py --check    compares with what is there; exit 1 on any difference
 
-Files: inputs_d{d}.f32 are rows of float32, {format}_d{d}.rows the encoded rows back to back, and
-{format}_d{d}.decoded the rows that they decode to, as float32. Where a format is lossless or the decoded rows
-follow by widening alone (f32, bf16) there is no decoded file. The rotation is rht with seed 42.
+inputs_d{d}.f32 are rows of float32. encoded_d{d}.rows holds, case by case in the order of cases.txt, the encoded rows
+back to back. A line of cases.txt is one case:
 
-A new format is one more class with encode(row) and decode(row bytes), listed in FORMATS at the end.
+    d format rotation group norm_correction channels row_bytes refused hash hash2
+
+rotation is rht, qr or - (none); group 0 means the default; channels is the list of high channels of a recipe or -;
+refused has one letter per input row, R where the row is refused (and has no bytes) and . elsewhere; hash is FNV-1a, 64
+bits, over the float32 bytes of the decoded rows, and hash2 that of a recipe with the published scale or -. The rotation
+has seed 42. A line of rotations.txt is `kind d seed hash`, the hash over the float32 matrix, row-major.
+
+A new format is one more class with encode(row), which gives None for a row that is refused, and decode(row bytes).
 """
 import json
+import math
 import pathlib
 import struct
 import sys
@@ -18,9 +25,10 @@ import sys
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-DIMS = (16, 64, 128, 256)
+DIMS = (16, 64, 80, 96, 128, 192, 256)
 SEED = 42
 F32 = np.float32
+F64 = np.float64
 
 
 # ---- random numbers (FORMATS 1) ----
@@ -50,7 +58,63 @@ def signs(outputs, n):
     return np.array([1.0 if next(outputs) & 1 else -1.0 for _ in range(n)], dtype=F32)
 
 
-# ---- rotation rht (FORMATS 2) ----
+def normals(seed, n):
+    """n >= 16 normal numbers in float64."""
+    outputs = mt19937(seed)
+
+    def uniform():
+        high = next(outputs)
+        return ((high << 32 | next(outputs)) & 2**53 - 1) * 2.0**-53
+
+    def transform(first):
+        for j in range(first, first + 8):
+            u1, u2 = 1 - buf[j], buf[j + 8]
+            r = math.sqrt(-2 * math.log(u1))
+            buf[j] = r * math.cos(2 * math.pi * u2)
+            buf[j + 8] = r * math.sin(2 * math.pi * u2)
+
+    buf = [uniform() for _ in range(n)]
+    for first in range(0, n - 15, 16):
+        transform(first)
+    if n % 16:
+        buf[n - 16 :] = [uniform() for _ in range(16)]
+        transform(n - 16)
+    return np.array(buf)
+
+
+# ---- rotations (FORMATS 2) ----
+
+
+def butterflies(x):
+    """Unnormalised Sylvester transform of a power of two, strides 1, 2, 4, ..."""
+    x = x.copy()
+    stride = 1
+    while stride < len(x):
+        pairs = x.reshape(-1, 2, stride)
+        a, b = pairs[:, 0].copy(), pairs[:, 1].copy()
+        pairs[:, 0] = a + b
+        pairs[:, 1] = a - b
+        stride *= 2
+    return x
+
+
+def blocks(d):
+    """Ranges of descending powers of two that add up to d."""
+    first = 0
+    while first < d:
+        size = 1 << (d - first).bit_length() - 1
+        yield slice(first, first + size)
+        first += size
+
+
+def block_butterflies(x):
+    return np.concatenate([butterflies(x[part]) for part in blocks(len(x))])
+
+
+def block_factors(d):
+    return np.concatenate(
+        [np.full(part.stop - part.start, F32(1.0 / math.sqrt(part.stop - part.start))) for part in blocks(d)]
+    )
 
 
 class Rht:
@@ -60,38 +124,87 @@ class Rht:
         outputs = mt19937(seed)
         self.s1 = signs(outputs, d)
         self.s2 = signs(outputs, d)
-        self.factor = F32(1.0 / np.sqrt(np.float64(d)))
-
-    @staticmethod
-    def butterflies(x):
-        """Unnormalised Sylvester transform, strides 1, 2, 4, ..."""
-        x = x.copy()
-        stride = 1
-        while stride < len(x):
-            pairs = x.reshape(-1, 2, stride)
-            a, b = pairs[:, 0].copy(), pairs[:, 1].copy()
-            pairs[:, 0] = a + b
-            pairs[:, 1] = a - b
-            stride *= 2
-        return x
+        self.factor = F32(1.0 / math.sqrt(d))
 
     def forward(self, x):
-        return self.s2 * (self.butterflies(self.s1 * x) * self.factor)
+        return self.s2 * (butterflies(self.s1 * x) * self.factor)
 
     def backward(self, y):
-        return self.s1 * (self.butterflies(self.s2 * y) * self.factor)
+        return self.s1 * (butterflies(self.s2 * y) * self.factor)
+
+
+class Qr:
+    """Q of a Gaussian matrix. A sum is taken over increasing index in float64, then rounded once."""
+
+    made = {}
+
+    def __init__(self, d, seed):
+        if (d, seed) not in self.made:
+            q, r = np.linalg.qr(normals(seed, d * d).reshape(d, d))
+            q = q * np.where(np.diag(r) < 0, -1.0, 1.0)
+            if np.linalg.det(q) < 0:
+                q[:, 0] = -q[:, 0]
+            self.made[d, seed] = q.astype(F32)
+        self.matrix = self.made[d, seed]
+
+    @staticmethod
+    def product(matrix, x):
+        total = np.zeros(len(x))
+        for column, value in zip(matrix.T.astype(F64), x.astype(F64)):
+            total += column * value
+        return total.astype(F32)
+
+    def forward(self, x):
+        return self.product(self.matrix, x)
+
+    def backward(self, y):
+        return self.product(self.matrix.T, y)
+
+
+class Block:
+    """Forward H(sign * x), backward sign * H(y), normalised; blocks of powers of two."""
+
+    def __init__(self, d, seed):
+        self.signs = signs(mt19937(seed), d)
+        self.factors = block_factors(d)
+
+    def forward(self, x):
+        return block_butterflies(self.signs * x) * self.factors
+
+    def backward(self, y):
+        return self.signs * (block_butterflies(y) * self.factors)
+
+
+def is_power_of_two(d):
+    return d & d - 1 == 0
+
+
+ROTATIONS = {"rht": Rht, "qr": Qr, "block": Block}
+
+
+def matrix_of(kind, d, seed):
+    rotation = ROTATIONS[kind](d, seed)
+    return np.array([rotation.backward(unit) for unit in np.eye(d, dtype=F32)])
 
 
 # ---- codebooks (FORMATS 3) ----
 
 
 class Codebook:
-    """Float32 centroids and interior boundaries from the exact table."""
+    """Float32 centroids and interior boundaries from the exact table; one bit has a closed form."""
+
+    table = {}
 
     def __init__(self, d, bits):
-        table = json.loads((HERE / "exact_codebooks.json").read_text(encoding="ascii"))
-        (entry,) = [e for e in table if e["d"] == d and e["bits"] == bits]
-        positive = np.array([float(text) for text in entry["positive_centroids"]])
+        if not self.table:
+            for e in json.loads((HERE / "exact_codebooks.json").read_text(encoding="ascii")):
+                self.table[e["d"], e["bits"]] = [float(text) for text in e["positive_centroids"]]
+        if (d, bits) in self.table:
+            positive = np.array(self.table[d, bits])
+        else:  # the mean of the positive half: 2 C / (d - 1)
+            assert bits == 1
+            log_c = math.lgamma(d / 2) - math.lgamma((d - 1) / 2) - math.log(math.pi) / 2
+            positive = np.array([2 * math.exp(log_c) / (d - 1)])
         centroids = np.concatenate([-positive[::-1], positive])
         self.centroids = centroids.astype(F32)
         self.boundaries = ((centroids[:-1] + centroids[1:]) / 2).astype(F32)
@@ -133,12 +246,35 @@ def length(v):
     return F32(np.sqrt(s[0]))
 
 
+def half_bytes(values):
+    """float16, nearest-even, with subnormals; None where one would be infinite."""
+    values = np.atleast_1d(values)
+    if np.any(np.abs(values) >= 65520):
+        return None
+    return values.astype("<f2").tobytes()
+
+
+def halves(data):
+    return np.frombuffer(data, dtype="<f2").astype(F32)
+
+
 # ---- formats (FORMATS 5) ----
 
 
-class Dense32:
+class Format:
+    """Columns of cases.txt that most formats leave alone."""
+
+    rotation_name = "-"
+    group = 0
+    norm_correction = 0
+    channels = None
+
+    def decode_published(self, data):
+        return None
+
+
+class Dense32(Format):
     name = "f32"
-    has_decoded = False
 
     def __init__(self, d):
         self.d = d
@@ -150,11 +286,23 @@ class Dense32:
         return np.frombuffer(data, dtype="<f4")
 
 
-class Bfloat16:
+class Half(Format):
+    name = "f16"
+
+    def __init__(self, d):
+        self.d = d
+
+    def encode(self, row):
+        return half_bytes(row)
+
+    def decode(self, data):
+        return halves(data)
+
+
+class Bfloat16(Format):
     """Nearest-even by arithmetic: a bfloat16 of exponent e is a multiple of 2^(e - 7), subnormals of 2^-133."""
 
     name = "bf16"
-    has_decoded = False
 
     def __init__(self, d):
         self.d = d
@@ -167,29 +315,70 @@ class Bfloat16:
         return float(np.copysign(np.rint(x / unit) * unit, x))
 
     def encode(self, row):
-        return b"".join(struct.pack("<f", self.round(x))[2:] for x in row)
+        rounded = [self.round(x) for x in row]
+        if max(abs(x) for x in rounded) >= 2.0**128:
+            return None
+        return b"".join(struct.pack("<f", x)[2:] for x in rounded)
 
     def decode(self, data):
         padded = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
         return np.frombuffer(padded, dtype="<f4")
 
 
-class Tq:
+class Fp8(Format):
+    """[d bytes e4m3][scale f32]. A number of exponent e is a multiple of 2^(e - 3), subnormals of 2^-9."""
+
+    name = "fp8"
+
+    def __init__(self, d):
+        self.d = d
+        self.numbers = [(8 + c % 8) * 2.0 ** (c // 8 - 10) if c >= 8 else c * 2.0**-9 for c in range(127)]
+
+    def code(self, x):
+        size = abs(float(x))
+        _, exponent = np.frexp(size)
+        unit = 2.0 ** max(int(exponent) - 4, -9)
+        size = min(float(np.rint(size / unit) * unit), 448.0)
+        return self.numbers.index(size) | (0x80 if np.signbit(x) else 0)
+
+    def encode(self, row):
+        scale = max(np.max(np.abs(row)) / F32(448), F32(1e-12))
+        return bytes(self.code(x) for x in row / scale) + struct.pack("<f", scale)
+
+    def decode(self, data):
+        (scale,) = struct.unpack("<f", data[-4:])
+        numbers = [self.numbers[c & 0x7F] * (-1.0 if c & 0x80 else 1.0) for c in data[:-4]]
+        return np.array(numbers, dtype=F32) * F32(scale)
+
+
+class Tq(Format):
     """tqN: [pack(indices, N)][norm f32]"""
 
-    has_decoded = True
-
-    def __init__(self, d, bits):
+    def __init__(self, d, bits, rotation=None, norm_correction=0):
         self.d = d
         self.bits = bits
         self.name = f"tq{bits}"
-        self.rotation = Rht(d, SEED)
+        self.rotation_name = rotation or ("rht" if is_power_of_two(d) else "qr")
+        self.rotation = ROTATIONS[self.rotation_name](d, SEED)
+        self.norm_correction = norm_correction
         self.codebook = Codebook(d, bits)
 
+    def quantise(self, row):
+        size = length(row)
+        if not np.isfinite(size):
+            return None, None
+        norm = max(size, F32(1e-12))
+        return self.codebook.index(self.rotation.forward(row / norm)), norm
+
     def encode(self, row):
-        norm = max(length(row), F32(1e-12))
-        y = self.rotation.forward(row / norm)
-        return pack(self.codebook.index(y), self.bits) + struct.pack("<f", norm)
+        indices, norm = self.quantise(row)
+        if indices is None:
+            return None
+        if self.norm_correction:
+            norm = norm / max(length(self.codebook.centroids[indices]), F32(1e-12))
+            if not np.isfinite(norm):
+                return None
+        return pack(indices, self.bits) + struct.pack("<f", norm)
 
     def decode(self, data):
         (norm,) = struct.unpack("<f", data[-4:])
@@ -197,7 +386,167 @@ class Tq:
         return self.rotation.backward(self.codebook.centroids[indices]) * F32(norm)
 
 
-FORMATS = (Dense32, Bfloat16, lambda d: Tq(d, 4))
+class Tqp(Tq):
+    """tqpN: [pack(indices, N-1)][pack(signs, 1)][norm f32][residual norm f32]"""
+
+    def __init__(self, d, bits, rotation=None):
+        super().__init__(d, bits - 1, rotation)
+        self.name = f"tqp{bits}"
+        self.s = signs(mt19937(SEED + 1000), d) if is_power_of_two(d) else None
+        self.q = None if is_power_of_two(d) else Qr(d, SEED + 1000)
+
+    def project(self, r):
+        return butterflies(self.s * r) if self.q is None else self.q.forward(r)
+
+    def encode(self, row):
+        indices, norm = self.quantise(row)
+        if indices is None:
+            return None
+        rest = row - self.rotation.backward(self.codebook.centroids[indices]) * norm
+        rest_norm = length(rest)
+        if not np.isfinite(rest_norm):
+            return None
+        plus = self.project(rest) >= 0
+        return pack(indices, self.bits) + pack(plus, 1) + struct.pack("<ff", norm, rest_norm)
+
+    def decode(self, data):
+        norm, rest_norm = (F32(x) for x in struct.unpack("<ff", data[-8:]))
+        split = self.d * self.bits // 8
+        indices = unpack(data[:split], self.d, self.bits)
+        z = unpack(data[split:-8], self.d, 1).astype(F32) * F32(2) - F32(1)
+        mean = self.rotation.backward(self.codebook.centroids[indices]) * norm
+        if self.q is None:
+            return mean + rest_norm * F32(math.sqrt(math.pi / 2) / self.d) * (self.s * butterflies(z))
+        return mean + rest_norm * F32(math.sqrt(math.pi / 2) / math.sqrt(self.d)) * self.q.backward(z)
+
+
+class Vn(Format):
+    """vN: [pack(codes, N)][scale f16 x groups][zero f16 x groups]"""
+
+    def __init__(self, d, bits, group=0):
+        self.d = d
+        self.bits = bits
+        self.name = f"v{bits}"
+        self.group = group
+        self.size = group or 32
+        self.n_groups = -(-d // self.size)
+
+    def encode(self, row):
+        top = F32(2**self.bits - 1)
+        codes, scales, zeros = [], [], []
+        for first in range(0, self.d, self.size):
+            v = row[first : first + self.size]
+            low, high = min(v) + F32(0), max(v)
+            if not np.isfinite(high - low):
+                return None
+            scale = max((high - low) / top, F32(1e-12))
+            code = np.minimum(np.rint((v - low) / scale), top)
+            codes += [int(c) for c in code] + [0] * (self.size - len(v))
+            scales.append(scale)
+            zeros.append(low)
+        scale_bytes, zero_bytes = half_bytes(np.array(scales)), half_bytes(np.array(zeros))
+        if scale_bytes is None or zero_bytes is None:
+            return None
+        return pack(codes, self.bits) + scale_bytes + zero_bytes
+
+    def decode(self, data):
+        split = len(data) - 4 * self.n_groups
+        codes = unpack(data[:split], self.d, self.bits).astype(F32)
+        scales = np.repeat(halves(data[split : split + 2 * self.n_groups]), self.size)[: self.d]
+        zeros = np.repeat(halves(data[split + 2 * self.n_groups :]), self.size)[: self.d]
+        return codes * scales + zeros
+
+
+class RecipeGroup:
+    """[pack(indices)][pack(signs)][norm f16][residual norm f16]"""
+
+    def __init__(self, dim, bits, seed, sign_seed):
+        self.dim = dim
+        self.bits = bits
+        self.n_bytes = (bits + 1) * dim // 8 + 4
+        self.codebook = Codebook(dim, bits)
+        self.rotation = Block(dim, 20250428 + seed + dim)
+        self.signs = signs(mt19937(20250428 + 10000 + sign_seed + dim), dim)
+        sizes = np.concatenate([np.full(part.stop - part.start, part.stop - part.start) for part in blocks(dim)])
+        self.exact = (math.sqrt(math.pi / 2) / np.sqrt(dim * sizes.astype(F64))).astype(F32)
+        self.published = np.full(dim, F32(math.sqrt(math.pi / 2) / dim))
+
+    def encode(self, g):
+        norm = max(length(g), F32(1e-12))
+        if not norm < 65520:
+            return None
+        unit = g / norm
+        indices = self.codebook.index(self.rotation.forward(unit))
+        rest = unit - self.rotation.backward(self.codebook.centroids[indices])
+        plus = block_butterflies(self.signs * rest) >= 0
+        return pack(indices, self.bits) + pack(plus, 1) + half_bytes(norm) + half_bytes(length(rest))
+
+    def decode(self, data, factors):
+        norm, rest_norm = halves(data[-4:])
+        split = self.dim * self.bits // 8
+        indices = unpack(data[:split], self.dim, self.bits)
+        z = unpack(data[split:-4], self.dim, 1).astype(F32) * F32(2) - F32(1)
+        mean = self.rotation.backward(self.codebook.centroids[indices])
+        return (mean + factors * rest_norm * (self.signs * block_butterflies(z))) * norm
+
+
+class Recipe(Format):
+    parts = {"turboquant25": (0.25, 2, 1), "turboquant35": (0.5, 3, 2)}
+
+    def __init__(self, d, name, channels=None):
+        self.d = d
+        self.name = name
+        ratio, high_bits, low_bits = self.parts[name]
+        n_high = self.n_high(d, name)
+        self.channels = channels
+        self.high_list = list(range(n_high)) if channels is None else channels
+        self.low_list = [i for i in range(d) if i not in self.high_list]
+        self.high = RecipeGroup(n_high, high_bits, 101, 307)
+        self.low = RecipeGroup(d - n_high, low_bits, 211, 401)
+
+    @classmethod
+    def n_high(cls, d, name):
+        return round(d * cls.parts[name][0] / 16) * 16
+
+    def encode(self, row):
+        parts = self.high.encode(row[self.high_list]), self.low.encode(row[self.low_list])
+        return None if None in parts else b"".join(parts)
+
+    def put(self, data, high_factors, low_factors):
+        row = np.zeros(self.d, dtype=F32)
+        row[self.high_list] = self.high.decode(data[: self.high.n_bytes], high_factors)
+        row[self.low_list] = self.low.decode(data[self.high.n_bytes :], low_factors)
+        return row
+
+    def decode(self, data):
+        return self.put(data, self.high.exact, self.low.exact)
+
+    def decode_published(self, data):
+        return self.put(data, self.high.published, self.low.published)
+
+
+def spread(d, name):
+    """A list of high channels that is not the default; 7 divides no d."""
+    return sorted((7 * i + 3) % d for i in range(Recipe.n_high(d, name)))
+
+
+def formats(d):
+    """Every case of one dim."""
+    yield from (Dense32(d), Half(d), Bfloat16(d), Fp8(d))
+    yield from (Tq(d, bits) for bits in range(1, 9))
+    yield from (Tqp(d, bits) for bits in range(2, 6))
+    yield from (Tq(d, bits, norm_correction=1) for bits in (1, 4))
+    if d == 64:
+        yield from (Tq(d, 3, "qr"), Tqp(d, 3, "qr"))
+    if d >= 32:
+        yield from (Vn(d, bits) for bits in (2, 3, 4, 8))
+        yield from (Vn(d, 2, 48), Vn(d, 3, 48), Vn(d, 4, 20), Vn(d, 8, 20))
+    yield from (Vn(d, 3, 7), Vn(d, 4, d))
+    if d == 16:
+        yield Vn(d, 8, 1)
+    if d >= 64:
+        for name in Recipe.parts:
+            yield from (Recipe(d, name), Recipe(d, name, spread(d, name)))
 
 
 # ---- inputs: never from the rotation's own generator ----
@@ -221,24 +570,60 @@ class Lcg:
         return np.array([self.normal() for _ in range(n)])
 
 
-def near_tie_row(lcg, d):
-    """A unit row whose coordinates lie within an ulp or so of cell boundaries once it is rotated."""
-    boundaries = Codebook(d, 4).boundaries.astype(np.float64)
-    y = np.array([boundaries[lcg.bits24() % 15] for _ in range(d)])
+def near_tie_unit(lcg, d, bits):
+    """A unit vector whose coordinates are cell boundaries, but for the last one, which makes up the length."""
+    boundaries = Codebook(d, bits).boundaries.astype(F64)
+    n = len(boundaries)
+    y = np.array([boundaries[lcg.bits24() % n] for _ in range(d)])
     while np.sum(y[:-1] ** 2) >= 1:
-        y[np.argmax(np.abs(y[:-1]))] = boundaries[7 + lcg.bits24() % 2]
-    y[-1] = np.sqrt(1 - np.sum(y[:-1] ** 2))
-    return Rht(d, SEED).backward(y.astype(F32))
+        y[np.argmax(np.abs(y[:-1]))] = boundaries[n // 2 + lcg.bits24() % 2 * (n > 1)]
+    y[-1] = math.sqrt(1 - np.sum(y[:-1] ** 2))
+    return y.astype(F32)
 
 
-def bf16_edges(d):
-    """Halfway cases below and above an even number, their neighbours, carries into the next exponent."""
-    patterns = [
-        0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x3FFF8000, 0x3FFF7FFF, 0xBF808000, 0xBF818000,
-        0x00008000, 0x00018000, 0x00007FFF, 0x00008001, 0x007F8000, 0x007FFFFF, 0x00800000, 0x80008000,
+def near_tie_row(lcg, d, bits):
+    """A row that lies within an ulp or so of cell boundaries once it is rotated."""
+    kind = "rht" if is_power_of_two(d) else "qr"
+    return ROTATIONS[kind](d, SEED).backward(near_tie_unit(lcg, d, bits))
+
+
+def near_tie_recipe_row(lcg, d, name, norm):
+    """The same for both groups of a recipe."""
+    recipe = Recipe(d, name)
+    parts = [
+        group.rotation.backward(near_tie_unit(lcg, group.dim, group.bits)) * F32(norm)
+        for group in (recipe.high, recipe.low)
     ]
-    words = np.array([patterns[i % len(patterns)] for i in range(d)], dtype="<u4")
-    return words.view("<f4")
+    return np.concatenate(parts)
+
+
+def patterns(d, words):
+    """Bit patterns, repeated to the length of a row."""
+    return np.array([words[i % len(words)] for i in range(d)], dtype="<u4").view("<f4")
+
+
+# Halfway cases below and above an even number, their neighbours, carries into the next exponent.
+BF16_EDGES = (
+    0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x3FFF8000, 0x3FFF7FFF, 0xBF808000, 0xBF818000,
+    0x00008000, 0x00018000, 0x00007FFF, 0x00008001, 0x007F8000, 0x007FFFFF, 0x00800000, 0x80008000,
+)  # fmt: skip
+# The same for float16: about 1, the largest number, the smallest normal and subnormal ones.
+F16_EDGES = (
+    0x3F801000, 0x3F803000, 0x3F800FFF, 0x3F801001, 0x477FEFFF, 0xC77FEFFF, 0x387FF000, 0xB87FF000,
+    0x33000000, 0x33000001, 0x33C00000, 0xB3000000, 0x32FFFFFF, 0x38801000, 0x33800000, 0xBF803000,
+)  # fmt: skip
+# The same for e4m3 where the largest value is 448, so that the scale is 1.
+E4M3_EDGES = (
+    448.0, 17.0, 19.0, -17.0, 2.0**-10, 1.5 * 2.0**-9, 1.01 * 2.0**-10, -(2.0**-10),
+    -0.0, 7.5 * 2.0**-9, 440.0, 432.0, 1.0625, -1.1875, 0.99 * 2.0**-10, -447.0,
+)  # fmt: skip
+
+
+def half_code_row(d, bits):
+    """Groups from 0 to 2^bits - 1, so that the scale is 1, with values midway between codes."""
+    top = 2**bits - 1
+    values = [0.0, float(top)] + [k % top + 0.5 for k in range(30)]
+    return np.array([values[i % 32] for i in range(d)])
 
 
 def inputs(d):
@@ -258,43 +643,99 @@ def inputs(d):
         lcg.normals(d),
         lcg.normals(d) * 1e-6,
         lcg.normals(d) * 50,
-        lcg.normals(d) * 6e4,
+        lcg.normals(d) * 2e4,
         lcg.normals(d) * 1e36,
+        one_hot * 3e38 - 3e38,  # a range beyond float32, and a length
         lcg.normals(d) * 1e-14,  # length below the smallest norm
         lcg.normals(d) * 1e-12 / np.sqrt(d),  # length near it
         outlier,
         mixed_zeros,
         one_hot,
-        one_hot * -6e4,
+        one_hot * 65519.99,  # the largest float16, just
+        one_hot * -65520.0,
         one_hot * 3.3895314e38,  # the largest bfloat16
+        one_hot * 3.4028235e38,  # the largest float32
         one_hot * 2.0**-149,
         (index < 2).astype(F32),  # half of the coordinates are exactly 0 once rotated
         (index < d // 2).astype(F32),
-        np.ones(d),
+        np.full(d, 3.14159),  # constant groups
+        np.full(d, -7e-8),
+        np.where(index // 32 % 2 == 0, -0.0, index // 32 * 1000.0 + 0.1),
         np.where(index % 2 == 0, 1.0, -1.0),
+        5.0 + (index % 8) * 1e-9 * 2.0**20 / (1 + index // 32),  # scales about 2^-14 and below
+        (index % 5) * 3e-8,  # float16 subnormals and scales that become 0
         subnormal,
         subnormal * 2.0**100,
-        bf16_edges(d),
-        near_tie_row(lcg, d),
-        near_tie_row(lcg, d),
-        near_tie_row(lcg, d),
-        near_tie_row(lcg, d) * F32(37.5),
+        patterns(d, BF16_EDGES),
+        patterns(d, F16_EDGES),
+        np.array([E4M3_EDGES[i % 16] for i in range(d)]),
+        half_code_row(d, 2),
+        half_code_row(d, 3) - 3.5,
+        half_code_row(d, 4),
+        half_code_row(d, 8) * 0.25,
+        near_tie_row(lcg, d, 1),
+        near_tie_row(lcg, d, 2),
+        near_tie_row(lcg, d, 3),
+        near_tie_row(lcg, d, 4),
+        near_tie_row(lcg, d, 4) * F32(37.5),
+        near_tie_row(lcg, d, 8),
     ]
+    if d >= 64:
+        rows.append(near_tie_recipe_row(lcg, d, "turboquant25", 1))
+        rows.append(near_tie_recipe_row(lcg, d, "turboquant35", 12.5))
     return np.array([np.asarray(row).astype(F32) for row in rows])
+
+
+# ---- files ----
+
+
+def fnv(data):
+    """FNV-1a, 64 bits."""
+    state = 0xCBF29CE484222325
+    for byte in data:
+        state = (state ^ byte) * 0x100000001B3 % 2**64
+    return f"{state:016x}"
+
+
+def case_line(codec, encoded):
+    """The line of cases.txt; `encoded` has None where a row is refused."""
+    kept = [data for data in encoded if data is not None]
+    decoded = b"".join(codec.decode(data).astype("<f4").tobytes() for data in kept)
+    published = [codec.decode_published(data) for data in kept]
+    fields = [
+        codec.d,
+        codec.name,
+        codec.rotation_name,
+        codec.group,
+        codec.norm_correction,
+        "-" if codec.channels is None else ",".join(str(c) for c in codec.channels),
+        len(kept[0]),
+        "".join("R" if data is None else "." for data in encoded),
+        fnv(decoded),
+        "-" if published[0] is None else fnv(b"".join(row.astype("<f4").tobytes() for row in published)),
+    ]
+    return " ".join(str(field) for field in fields) + "\n"
 
 
 def golden():
     """Name and bytes of every golden file."""
+    cases = ""
     for d in DIMS:
         rows = inputs(d)
         yield f"inputs_d{d}.f32", rows.astype("<f4").tobytes()
-        for make in FORMATS:
-            codec = make(d)
+        all_encoded = b""
+        for codec in formats(d):
             encoded = [codec.encode(row) for row in rows]
+            cases += case_line(codec, encoded)
             if codec.name != "f32":  # its rows are the inputs
-                yield f"{codec.name}_d{d}.rows", b"".join(encoded)
-            if codec.has_decoded:
-                yield f"{codec.name}_d{d}.decoded", b"".join(codec.decode(e).astype("<f4").tobytes() for e in encoded)
+                all_encoded += b"".join(data for data in encoded if data is not None)
+        yield f"encoded_d{d}.rows", all_encoded
+    yield "cases.txt", cases.encode("ascii")
+    matrices = [("qr", d, seed) for d in DIMS for seed in (SEED, SEED + 1000)]
+    matrices += [("rht", d, SEED) for d in DIMS if is_power_of_two(d)]
+    matrices += [("block", d, SEED) for d in (16, 48, 80, 96, 144, 240)]
+    lines = [f"{kind} {d} {seed} {fnv(matrix_of(kind, d, seed).tobytes())}\n" for kind, d, seed in matrices]
+    yield "rotations.txt", "".join(lines).encode("ascii")
 
 
 def main():
@@ -313,5 +754,5 @@ def main():
 
 
 if __name__ == "__main__":
-    np.seterr(under="ignore")
+    np.seterr(under="ignore", over="ignore", invalid="ignore")
     main()

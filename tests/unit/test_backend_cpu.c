@@ -374,7 +374,7 @@ static void poison(const struct batch_rig *rig, const struct kv_update_op *op, b
  */
 START_TEST(test_backend_cpu_bad_rows_refuse_their_item)
 {
-	for (int round = 0; round < 20; round++) {
+	for (int round = 0; round < 8; round++) {
 		struct batch_rig rig;
 		struct batch_seq good, bad, last;
 
@@ -382,21 +382,21 @@ START_TEST(test_backend_cpu_bad_rows_refuse_their_item)
 		seq_init(&rig, &good, 0, 3);
 		seq_init(&rig, &bad, 1, 3);
 		seq_init(&rig, &last, 2, 3);
-		seq_append(&rig, &good, 0, 3, 20, KV_DTYPE_F32, true);
+		seq_append(&rig, &good, 0, 3, 100, KV_DTYPE_F32, true);
 
-		const struct kv_update_op *op = seq_append(&rig, &bad, 0, 3, 20, KV_DTYPE_F32, true);
+		const struct kv_update_op *op = seq_append(&rig, &bad, 0, 3, 100, KV_DTYPE_F32, true);
 
-		seq_append(&rig, &last, 0, 3, 20, KV_DTYPE_F32, true);
+		seq_append(&rig, &last, 0, 3, 100, KV_DTYPE_F32, true);
 		poison(&rig, op, false, 2, 0, 0, NAN);
 		poison(&rig, op, false, 1, 9, 0, INFINITY);
 		poison(&rig, op, true, 1, 8, 1, -INFINITY);
-		poison(&rig, op, false, 1, 12, 1, NAN);
+		poison(&rig, op, false, 1, 92, 1, NAN);
 
-		const struct kv_decode_op *of_bad = seq_decode(&rig, &bad, 0, 1, 20);
+		const struct kv_decode_op *of_bad = seq_decode(&rig, &bad, 0, 1, 100);
 
 		rig.batch.decodes[0].result_idx = op->result_idx; /* one item that appends and decodes */
-		seq_decode(&rig, &good, 2, 1, 20);
-		seq_decode(&rig, &last, 1, 1, 20);
+		seq_decode(&rig, &good, 2, 1, 100);
+		seq_decode(&rig, &last, 1, 1, 100);
 		rig_run(&rig);
 		ck_assert_int_eq(rig.batch.results[op->result_idx].status, KV_BAD_VALUE);
 		ck_assert_uint_eq(rig.batch.results[op->result_idx].layer, 1);

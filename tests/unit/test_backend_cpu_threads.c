@@ -34,7 +34,7 @@ static uint8_t *run_random_batches(uint32_t n_threads, uint64_t *n_bytes)
 		rig_begin(&rig);
 		for (uint32_t s = 0; s < 3; s++) {
 			const uint64_t random = kv_test_random(&rig.seed);
-			const uint32_t n = 1 + (uint32_t)(random % 4);
+			const uint32_t n = 1 + (uint32_t)(random % 40);
 
 			if (seqs[s].n_tokens + n > 60)
 				seqs[s].n_tokens = 0;

@@ -67,30 +67,30 @@ static void expect_golden(struct rig *rig, uint16_t opcode, const char *name, ui
 	fake_unlock(&rig->fake);
 }
 
-/* APPEND, DECODE, APPEND_DECODE and READ as in the golden frames, padding and absent offsets included. */
-START_TEST(test_client_golden_rows)
+/* Submits one frame, which the fake refuses after noting it, and compares. */
+static void submit_golden(struct rig *rig, enum tqkv_op op, const struct tqkv_rows *rows, const char *name)
+{
+	struct tqkv_reply reply;
+	uint64_t id;
+
+	RIG_OK(rig, tqkv_submit_rows(rig->session, op, rows, 0, &id, &rig->err));
+	ck_assert_int_eq(tqkv_wait(rig->conn, id, 0, &reply, &rig->err), TQKV_UNSUPPORTED);
+	expect_golden(rig, (uint16_t)op, name, op == TQKV_OP_APPEND ? KVP_FLAG_TIMINGS : 0);
+}
+
+/* APPEND of two sequences in bf16 and f16, DECODE in bf16, as in the golden frames; absent offsets included.
+ */
+START_TEST(test_client_golden_append_and_decode)
 {
 	const struct tqkv_options options = { .flags = TQKV_OPTION_TIMINGS };
 	const struct tqkv_item append_items[2] = { { 7, 0, 2, 0, TQKV_CREATE | TQKV_EVICTABLE },
 		{ 8, 5, 1, 0, 0 } };
 	const struct tqkv_item decode_items[2] = { { 7, TQKV_POSITION_PLANNED, 0, 1, 0 }, { 9, 3, 0, 1, 0 } };
-	const struct tqkv_item step = { 7, 64, 1, 1, 0 };
-	const struct tqkv_read read = {
-		.sequence = 7, .n_layers = 2, .position = 1, .n_tokens = 3, .k_dtype = TQKV_BF16
-	};
 	uint16_t bf16_one[96], f16_one[96], bf16_half[64];
-	static const uint8_t zeros[128];
-	struct tqkv_rows rows = { .items = append_items,
-		.n_items = 2,
-		.n_layers = 2,
-		.k = bf16_one,
-		.v = f16_one,
-		.k_bytes = 192,
-		.v_bytes = 192,
-		.k_dtype = TQKV_BF16,
-		.v_dtype = TQKV_F16 };
+	struct tqkv_rows rows = {
+		.items = append_items, .n_items = 2, .n_layers = 2, .k = bf16_one, .v = f16_one
+	};
 	struct rig rig;
-	uint64_t id;
 
 	for (int i = 0; i < 96; i++) {
 		bf16_one[i] = 0x3F80;
@@ -100,44 +100,51 @@ START_TEST(test_client_golden_rows)
 	rig_start(&rig, &options, NULL);
 	/* The fake's own geometry is another one: it only notes the frames. */
 	fake_fault(
-		&rig.fake, (struct fake_fault){ .action = FAKE_REFUSE_FRAME, .n_times = 4, .status = 105 });
+		&rig.fake, (struct fake_fault){ .action = FAKE_REFUSE_FRAME, .n_times = 2, .status = 105 });
 	golden_session(rig.session, 2);
-	RIG_OK(&rig, tqkv_submit_append(rig.session, &rows, 0, &id, &rig.err));
-	ck_assert_int_eq(tqkv_wait(rig.conn, id, 0, &(struct tqkv_reply){ 0 }, &rig.err), TQKV_UNSUPPORTED);
-	expect_golden(&rig, KVP_OP_APPEND, "append_req", KVP_FLAG_TIMINGS);
+	rows.k_bytes = rows.v_bytes = 192;
+	rows.k_dtype = TQKV_BF16;
+	rows.v_dtype = TQKV_F16;
+	submit_golden(&rig, TQKV_OP_APPEND, &rows, "append_req");
 	rig.conn->options.flags = 0;
-	rows = (struct tqkv_rows){ .items = decode_items,
-		.n_items = 2,
-		.layer_first = 1,
-		.n_layers = 1,
-		.q = bf16_half,
-		.q_bytes = 128,
-		.q_dtype = TQKV_BF16,
-		.out_dtype = TQKV_F32,
-		.scale = 0.125f };
-	RIG_OK(&rig, tqkv_submit_decode(rig.session, &rows, 0, &id, &rig.err));
-	ck_assert_int_eq(tqkv_wait(rig.conn, id, 0, &(struct tqkv_reply){ 0 }, &rig.err), TQKV_UNSUPPORTED);
-	expect_golden(&rig, KVP_OP_DECODE, "decode_req", 0);
-	rows = (struct tqkv_rows){ .items = &step,
-		.n_items = 1,
-		.layer_first = 5,
-		.n_layers = 1,
-		.k = zeros,
-		.v = zeros,
-		.q = zeros,
-		.k_bytes = 64,
-		.v_bytes = 64,
-		.q_bytes = 128,
-		.k_dtype = TQKV_F32,
-		.v_dtype = TQKV_F32,
-		.q_dtype = TQKV_F32,
-		.out_dtype = TQKV_F32,
-		.flags = TQKV_LSE };
-	RIG_OK(&rig, tqkv_submit_append_decode(rig.session, &rows, 0, &id, &rig.err));
-	ck_assert_int_eq(tqkv_wait(rig.conn, id, 0, &(struct tqkv_reply){ 0 }, &rig.err), TQKV_UNSUPPORTED);
-	expect_golden(&rig, KVP_OP_APPEND_DECODE, "append_decode_req", 0);
+	rows = (struct tqkv_rows){
+		.items = decode_items, .n_items = 2, .layer_first = 1, .n_layers = 1, .q = bf16_half
+	};
+	rows.q_bytes = 128;
+	rows.q_dtype = TQKV_BF16;
+	rows.out_dtype = TQKV_F32;
+	rows.scale = 0.125f;
+	submit_golden(&rig, TQKV_OP_DECODE, &rows, "decode_req");
+	rig_stop(&rig);
+}
+END_TEST
+
+/* APPEND_DECODE with its padding between three segments, and READ, as in the golden frames. */
+START_TEST(test_client_golden_append_decode_and_read)
+{
+	const struct tqkv_item step = { 7, 64, 1, 1, 0 };
+	const struct tqkv_read read = {
+		.sequence = 7, .n_layers = 2, .position = 1, .n_tokens = 3, .k_dtype = TQKV_BF16
+	};
+	static const uint8_t zeros[128];
+	struct tqkv_rows rows = {
+		.items = &step, .n_items = 1, .layer_first = 5, .n_layers = 1, .flags = TQKV_LSE
+	};
+	struct tqkv_reply reply;
+	struct rig rig;
+	uint64_t id;
+
+	rig_start(&rig, NULL, NULL);
+	fake_fault(
+		&rig.fake, (struct fake_fault){ .action = FAKE_REFUSE_FRAME, .n_times = 2, .status = 105 });
+	golden_session(rig.session, 2);
+	rows.k = rows.v = rows.q = zeros;
+	rows.k_bytes = rows.v_bytes = 64;
+	rows.q_bytes = 128;
+	rows.k_dtype = rows.v_dtype = rows.q_dtype = rows.out_dtype = TQKV_F32;
+	submit_golden(&rig, TQKV_OP_APPEND_DECODE, &rows, "append_decode_req");
 	RIG_OK(&rig, tqkv_submit_read(rig.session, &read, 0, &id, &rig.err));
-	ck_assert_int_eq(tqkv_wait(rig.conn, id, 0, &(struct tqkv_reply){ 0 }, &rig.err), TQKV_UNSUPPORTED);
+	ck_assert_int_eq(tqkv_wait(rig.conn, id, 0, &reply, &rig.err), TQKV_UNSUPPORTED);
 	expect_golden(&rig, KVP_OP_READ, "read_req", 0);
 	rig_stop(&rig);
 }
@@ -494,7 +501,8 @@ static Suite *suite(void)
 	Suite *suite = suite_create("client_rows");
 	TCase *tcase = tcase_create("client_rows");
 
-	tcase_add_test(tcase, test_client_golden_rows);
+	tcase_add_test(tcase, test_client_golden_append_and_decode);
+	tcase_add_test(tcase, test_client_golden_append_decode_and_read);
 	tcase_add_test(tcase, test_client_append_and_decode);
 	tcase_add_test(tcase, test_client_failed_items_have_empty_outputs);
 	tcase_add_test(tcase, test_client_refuses_wrong_shapes);

@@ -195,6 +195,20 @@ START_TEST(test_domain_pool_removal_waits_for_what_is_left)
 	kv_assert_status(kv_domain_pool_check_remove(test.pool, &err), KV_BUSY_RETRY);
 	ck_assert_uint_eq(kv_domain_release(test.domain, 1024), 1);
 	kv_assert_ok(kv_domain_pool_check_remove(test.pool, &err));
+
+	/* a sequence without blocks that an item still names */
+	struct kv_item item = { .sequence_id = 1, .q_len = 1, .kind = KV_ITEM_DECODE };
+
+	session = kv_test_open(&test);
+	add_sequence(session, 1);
+	kv_assert_ok(kv_sequence_truncate(session, 1, 0));
+	kv_item_plan(session, &item, 0, 1, 1);
+	kv_assert_status(item.status, KV_OK);
+	kv_session_close(test.domain, session, false);
+	kv_test_release_all(test.domain);
+	kv_assert_status(kv_domain_pool_check_remove(test.pool, &err), KV_BUSY_RETRY);
+	kv_item_finish(&item, 0, 1);
+	kv_assert_ok(kv_domain_pool_check_remove(test.pool, &err));
 	kv_domain_pool_remove(test.pool);
 	ck_assert_uint_eq(kv_domain_n_pools(test.domain), 0);
 	kv_test_domain_finish(&test);

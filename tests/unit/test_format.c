@@ -1,6 +1,6 @@
 /*
- * Row formats. Bytes are compared without tolerance with vectors from tests/golden/reference.py, an
- * implementation of its own.
+ * Row formats: names, dims, options and layouts of all of them, and rows by hand. Bytes are compared in
+ * test_format_golden.c, rows of every kind in test_format_rows.c, what is special to a family in a test of its own.
  */
 #include "core/format.h"
 
@@ -10,126 +10,37 @@
 
 #include "core/checked.h"
 #include "core/memory.h"
-#include "tests/lib/kv_golden.h"
-#include "tests/lib/kv_test.h"
+#include "tests/lib/kv_codec.h"
 
-struct made {
-	struct kv_rotation *rotation;
-	struct kv_row_codec *codec;
-};
-
-static struct made make_codec(const char *name, uint32_t head_dim)
+/* Options with which a format can be made at every dim: vN needs a group that is not larger. */
+static struct kv_test_codec make_at(const struct kv_format *format, uint32_t head_dim)
 {
-	const struct kv_format *format = NULL;
-	struct made made = { 0 };
-	struct kv_error err = { 0 };
+	const struct kv_format_options options = {
+		.group = kv_format_takes(format) & KV_OPTION_GROUP && head_dim < 32 ? head_dim : 0
+	};
 
-	ck_assert_msg(kv_format_parse(name, &format, &err) == KV_OK, "%s", err.msg);
-	if (kv_format_is_rotated(format))
-		ck_assert_int_eq(
-			kv_rotation_create(KV_ROTATION_RHT, head_dim, 42, &made.rotation, &err), KV_OK);
-	ck_assert_msg(kv_row_codec_create(format, head_dim, made.rotation, &made.codec, &err) == KV_OK, "%s",
-		err.msg);
-	return made;
+	return kv_test_codec_make(format->name, head_dim, &options);
 }
 
-static void drop_codec(struct made *made)
+static bool is_made_at(const struct kv_format *format, uint32_t head_dim)
 {
-	kv_row_codec_destroy(made->codec);
-	kv_rotation_destroy(made->rotation);
+	const struct kv_format_options options = { .group =
+							   kv_format_takes(format) & KV_OPTION_GROUP ? 16 : 0 };
+
+	return kv_format_check_with(format, head_dim, &options, NULL) == KV_OK;
 }
 
-/* Near enough to normal numbers. */
-static void fill_normal(uint64_t *state, uint32_t n, float scale, float *row)
+static struct kv_test_codec make_codec(const char *name, uint32_t head_dim)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		double sum = -6;
-
-		for (uint32_t k = 0; k < 12; k++)
-			sum += (double)(kv_test_random(state) >> 11) * 0x1p-53;
-		row[i] = (float)(sum * (double)scale);
-	}
+	return kv_test_codec_make(name, head_dim, NULL);
 }
 
-/* ||a - b||^2 / ||b||^2 */
-static double relative_sq_error(uint32_t n, const float *a, const float *b)
-{
-	double error = 0, size = 0;
-
-	for (uint32_t i = 0; i < n; i++) {
-		error += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-		size += (double)b[i] * (double)b[i];
-	}
-	return error / size;
-}
-
-/* ---- golden bytes ---- */
-
-static const uint32_t golden_dims[] = { 16, 64, 128, 256 };
-static const char *const golden_formats[] = { "f32", "bf16", "tq4" };
-
-static void compare_golden(const char *format, uint32_t d)
-{
-	struct made made = make_codec(format, d);
-	const struct kv_row_codec *codec = made.codec;
-	struct kv_row_scratch scratch;
-	size_t n_input_bytes, n_row_bytes, n_decoded_bytes = 0;
-	char name[64];
-	uint8_t *decoded = NULL;
-	uint8_t encoded[KV_ROW_BYTES_MAX];
-	float row[KV_HEAD_DIM_MAX], back[KV_HEAD_DIM_MAX];
-
-	snprintf(name, sizeof(name), "rows/inputs_d%u.f32", d);
-	uint8_t *inputs = kv_golden_read(name, &n_input_bytes);
-
-	/* the rows of f32 are the inputs */
-	if (strcmp(format, "f32") != 0)
-		snprintf(name, sizeof(name), "rows/%s_d%u.rows", format, d);
-	uint8_t *rows = kv_golden_read(name, &n_row_bytes);
-
-	if (strncmp(format, "tq", 2) == 0) {
-		snprintf(name, sizeof(name), "rows/%s_d%u.decoded", format, d);
-		decoded = kv_golden_read(name, &n_decoded_bytes);
-		ck_assert_uint_eq(n_decoded_bytes, n_input_bytes);
-	}
-
-	const size_t n_rows = n_input_bytes / (4 * d);
-
-	ck_assert_uint_ge(n_rows, 20);
-	ck_assert_uint_eq(n_row_bytes, n_rows * codec->row_bytes);
-	for (size_t r = 0; r < n_rows; r++) {
-		const uint8_t *expected = rows + r * codec->row_bytes;
-
-		kv_rows_load_f32(KV_DTYPE_F32, inputs + r * 4 * d, d, row);
-		ck_assert_int_eq(kv_row_codec_encode(codec, row, encoded, &scratch), KV_OK);
-		ck_assert_msg(memcmp(encoded, expected, codec->row_bytes) == 0, "%s d %u row %zu differs",
-			format, d, r);
-		ck_assert_int_eq(kv_row_codec_validate_packed(codec, expected), KV_OK);
-		kv_row_codec_decode(codec, expected, back, &scratch);
-		if (decoded)
-			ck_assert_msg(memcmp(back, decoded + r * 4 * d, 4 * (size_t)d) == 0,
-				"%s d %u row %zu decodes differently", format, d, r);
-	}
-	free(inputs);
-	free(rows);
-	free(decoded);
-	drop_codec(&made);
-}
-
-/* Encoded rows of every kind equal the reference byte for byte, and decoded ones bit for bit. */
-START_TEST(test_format_golden)
-{
-	for (size_t f = 0; f < KV_LENGTH(golden_formats); f++) {
-		for (size_t k = 0; k < KV_LENGTH(golden_dims); k++)
-			compare_golden(golden_formats[f], golden_dims[k]);
-	}
-}
-END_TEST
+/* ---- bytes by hand ---- */
 
 /* A bf16 row worked out by hand: sign of zero kept, ties to even, subnormals kept. */
 START_TEST(test_format_bf16_by_hand)
 {
-	struct made made = make_codec("bf16", 16);
+	struct kv_test_codec made = make_codec("bf16", 16);
 	struct kv_row_scratch scratch;
 	const float row[16] = { 1.0f, -0.0f, 0x1.01p0f, 0x1.03p0f, -0x1.010002p0f, 0x1p-133f, 0x1p-134f,
 		3e-3f };
@@ -142,22 +53,50 @@ START_TEST(test_format_bf16_by_hand)
 	ck_assert_mem_eq(encoded, expected, 16);
 	kv_row_codec_decode(made.codec, encoded, back, &scratch);
 	ck_assert(signbit(back[1]));
-	drop_codec(&made);
+	kv_test_codec_drop(&made);
 }
 END_TEST
 
-/* ---- names, dims, layout ---- */
+/* An fp8 row worked out by hand: 448 gives the scale 1; ties to even, subnormals and the sign of zero kept. */
+START_TEST(test_format_fp8_by_hand)
+{
+	struct kv_test_codec made = make_codec("fp8", 16);
+	struct kv_row_scratch scratch;
+	const float row[16] = { 448, -448, 17, 19, -0.0f, 0x1p-9f, 0x1p-10f, -0x3p-10f, 1, 0x1p-6f, 430, 440 };
+	static const uint8_t expected[20] = { 0x7E, 0xFE, 0x58, 0x5A, 0x80, 0x01, 0x00, 0x82, 0x38, 0x08, 0x7D,
+		0x7E, 0, 0, 0, 0, 0x00, 0x00, 0x80, 0x3F };
+	uint8_t encoded[20];
+	float back[16];
+
+	ck_assert_int_eq(kv_row_codec_encode(made.codec, row, encoded, &scratch), KV_OK);
+	ck_assert_mem_eq(encoded, expected, 20);
+	kv_row_codec_decode(made.codec, encoded, back, &scratch);
+	ck_assert(back[0] == 448);
+	ck_assert(back[7] == -0x1p-8f);
+	ck_assert(back[10] == 416);
+	ck_assert(signbit(back[4]));
+	kv_test_codec_drop(&made);
+}
+END_TEST
+
+/* ---- names, dims, options, layout ---- */
 
 /* Every listed format is found by its name; an unknown name gives an error that lists the known ones. */
 START_TEST(test_format_names)
 {
 	const struct kv_format *format = NULL;
 	struct kv_error err = { 0 };
-	static const char *const unknown[] = { "", "tq", "tq9", "TQ4", "tq4 ", "f32\n" };
+	static const char *const unknown[] = { "", "tq", "tq9", "tq0", "TQ4", "tq4 ", "f32\n", "tqp1", "tqp6", "v5",
+		"v1", "fp16", "turboquant" };
+	static const char *const known[] = { "f32", "f16", "bf16", "fp8", "tq1", "tq2", "tq3", "tq4", "tq5",
+		"tq6", "tq7", "tq8", "tqp2", "tqp3", "tqp4", "tqp5", "v2", "v3", "v4", "v8", "turboquant25",
+		"turboquant35" };
 
-	for (uint32_t i = 0; i < kv_format_count(); i++) {
-		ck_assert_int_eq(kv_format_parse(kv_format_at(i)->name, &format, NULL), KV_OK);
+	ck_assert_uint_eq(kv_format_count(), KV_LENGTH(known));
+	for (uint32_t i = 0; i < KV_LENGTH(known); i++) {
+		ck_assert_int_eq(kv_format_parse(known[i], &format, NULL), KV_OK);
 		ck_assert_ptr_eq(format, kv_format_at(i));
+		ck_assert_str_eq(format->name, known[i]);
 	}
 	for (size_t i = 0; i < KV_LENGTH(unknown); i++) {
 		format = NULL;
@@ -169,7 +108,7 @@ START_TEST(test_format_names)
 }
 END_TEST
 
-/* Dims are 16 to 256 in steps of 16; a rotated format says so when it cannot serve one of them. */
+/* Dims are 16 to 256 in steps of 16; vN needs a whole group, recipes a high group, all others take any dim. */
 START_TEST(test_format_dims)
 {
 	for (uint32_t f = 0; f < kv_format_count(); f++) {
@@ -178,314 +117,259 @@ START_TEST(test_format_dims)
 
 		for (uint32_t d = 0; d <= 300; d++) {
 			const bool is_dim = d >= 16 && d <= 256 && d % 16 == 0;
-			const bool is_power = (d & (d - 1)) == 0;
-			const enum kv_status status = kv_format_check(format, d, &err);
+			const bool is_too_small = (format->name[0] == 'v' && d < 32) ||
+				(strcmp(format->name, "turboquant25") == 0 && d < 48) ||
+				(strcmp(format->name, "turboquant35") == 0 && d < 32);
 
-			if (!is_dim)
-				ck_assert_int_eq(status, KV_BAD_ARG);
-			else if (kv_format_is_rotated(format) && !is_power)
-				ck_assert_int_eq(status, KV_UNSUPPORTED);
-			else
-				ck_assert_int_eq(status, KV_OK);
-			if (status == KV_UNSUPPORTED) {
+			memset(&err, 0, sizeof(err));
+			ck_assert_int_eq(kv_format_check(format, d, &err),
+				is_dim && !is_too_small ? KV_OK : KV_BAD_ARG);
+			if (is_dim && is_too_small)
 				ck_assert_ptr_nonnull(strstr(err.msg, format->name));
-				ck_assert_ptr_nonnull(strstr(err.msg, "16, 32, 64, 128, 256"));
-			}
 		}
 	}
 }
 END_TEST
 
-/* The size of a row, what its bytes are, and the printed layout. */
-START_TEST(test_format_layout)
+/* An option is taken by its formats and refused by name elsewhere. */
+START_TEST(test_format_options)
 {
-	static const struct {
-		const char *format, *layout;
-		uint32_t head_dim, row_bytes, payload_bytes, norms_bytes, exact_bytes;
+	static const uint16_t channels[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 63 };
+	struct kv_rotation *projection = NULL;
+
+	ck_assert_int_eq(kv_rotation_create_projection(64, 1, &projection, NULL), KV_OK);
+	const struct {
+		struct kv_format_options options;
+		const char *name, *takers;
 	} rows[] = {
-		{ "f32", "[numbers f32 x 128]", 128, 512, 0, 0, 512 },
-		{ "bf16", "[numbers bf16 x 80]", 80, 160, 0, 0, 160 },
-		{ "tq4", "[indices 4 bit x 128][norm f32]", 128, 68, 64, 4, 0 },
-		{ "tq4", "[indices 4 bit x 16][norm f32]", 16, 12, 8, 4, 0 },
-		{ "f32", "[numbers f32 x 256]", 256, 1024, 0, 0, 1024 },
+		{ { .norm_correction = true }, "norm_correction", "tq1 tq2 tq3 tq4 tq5 tq6 tq7 tq8 " },
+		{ { .group = 16 }, "group", "v2 v3 v4 v8 " },
+		{ { .recipe_scale = KV_RECIPE_SCALE_PUBLISHED }, "recipe_scale", "turboquant25 turboquant35 " },
+		{ { .high_channels = channels, .n_high_channels = 16 }, "high channels", "turboquant25 " },
+		{ { .projection = projection }, "projection", "tqp2 tqp3 tqp4 tqp5 " },
 	};
 
 	for (size_t i = 0; i < KV_LENGTH(rows); i++) {
-		struct made made = make_codec(rows[i].format, rows[i].head_dim);
+		for (uint32_t f = 0; f < kv_format_count(); f++) {
+			const struct kv_format *format = kv_format_at(f);
+			struct kv_error err = { 0 };
+			char word[32];
+			const enum kv_status status =
+				kv_format_check_with(format, 64, &rows[i].options, &err);
+
+			snprintf(word, sizeof(word), "%s ", format->name);
+			const bool is_taker = strstr(rows[i].takers, word) != NULL;
+
+			ck_assert_msg(
+				status == (is_taker ? KV_OK : KV_BAD_ARG), "%s %s", format->name, rows[i].name);
+			if (!is_taker)
+				ck_assert_ptr_nonnull(strstr(err.msg, format->name));
+			/* turboquant35 takes the option, but the list is too short for it */
+			if (!is_taker && strcmp(format->name, "turboquant35") != 0)
+				ck_assert_ptr_nonnull(strstr(err.msg, rows[i].name));
+		}
+	}
+	kv_rotation_destroy(projection);
+}
+END_TEST
+
+/* Names of recipe scales go both ways. */
+START_TEST(test_format_recipe_scale_names)
+{
+	enum kv_recipe_scale scale = KV_RECIPE_SCALE_EXACT;
+	struct kv_error err = { 0 };
+
+	ck_assert_int_eq(kv_recipe_scale_parse("published", &scale, NULL), KV_OK);
+	ck_assert_int_eq(scale, KV_RECIPE_SCALE_PUBLISHED);
+	ck_assert_str_eq(kv_recipe_scale_name(scale), "published");
+	ck_assert_int_eq(kv_recipe_scale_parse("exact", &scale, NULL), KV_OK);
+	ck_assert_str_eq(kv_recipe_scale_name(scale), "exact");
+	ck_assert_int_eq(kv_recipe_scale_parse("", &scale, &err), KV_BAD_ARG);
+	ck_assert_ptr_nonnull(strstr(err.msg, "exact, published"));
+	ck_assert_int_eq(scale, KV_RECIPE_SCALE_EXACT);
+}
+END_TEST
+
+/* The size of a row, what its bytes are, and the printed layout; parts add up. */
+START_TEST(test_format_layout)
+{
+	static const struct {
+		const char *format;
+		uint32_t head_dim, group, row_bytes;
+		struct kv_row_account account; /* payload, norms, scales, zeros, exact */
+		const char *layout;
+	} rows[] = {
+		{ "f32", 128, 0, 512, { 0, 0, 0, 0, 512 }, "[numbers f32 x 128]" },
+		{ "f16", 128, 0, 256, { 0, 0, 0, 0, 256 }, "[numbers f16 x 128]" },
+		{ "bf16", 80, 0, 160, { 0, 0, 0, 0, 160 }, "[numbers bf16 x 80]" },
+		{ "fp8", 128, 0, 132, { 128, 0, 4, 0, 0 }, "[e4m3 8 bit x 128][scale f32]" },
+		{ "tq1", 128, 0, 20, { 16, 4, 0, 0, 0 }, "[indices 1 bit x 128][norm f32]" },
+		{ "tq2", 128, 0, 36, { 32, 4, 0, 0, 0 }, "[indices 2 bit x 128][norm f32]" },
+		{ "tq3", 128, 0, 52, { 48, 4, 0, 0, 0 }, "[indices 3 bit x 128][norm f32]" },
+		{ "tq4", 128, 0, 68, { 64, 4, 0, 0, 0 }, "[indices 4 bit x 128][norm f32]" },
+		{ "tq4", 16, 0, 12, { 8, 4, 0, 0, 0 }, "[indices 4 bit x 16][norm f32]" },
+		{ "tq5", 128, 0, 84, { 80, 4, 0, 0, 0 }, "[indices 5 bit x 128][norm f32]" },
+		{ "tq6", 128, 0, 100, { 96, 4, 0, 0, 0 }, "[indices 6 bit x 128][norm f32]" },
+		{ "tq7", 80, 0, 74, { 70, 4, 0, 0, 0 }, "[indices 7 bit x 80][norm f32]" },
+		{ "tq8", 128, 0, 132, { 128, 4, 0, 0, 0 }, "[indices 8 bit x 128][norm f32]" },
+		{ "tqp2", 128, 0, 40, { 32, 8, 0, 0, 0 },
+			"[indices 1 bit x 128][signs 1 bit x 128][norm f32][residual norm f32]" },
+		{ "tqp3", 128, 0, 56, { 48, 8, 0, 0, 0 },
+			"[indices 2 bit x 128][signs 1 bit x 128][norm f32][residual norm f32]" },
+		{ "tqp4", 128, 0, 72, { 64, 8, 0, 0, 0 },
+			"[indices 3 bit x 128][signs 1 bit x 128][norm f32][residual norm f32]" },
+		{ "tqp5", 96, 0, 68, { 60, 8, 0, 0, 0 },
+			"[indices 4 bit x 96][signs 1 bit x 96][norm f32][residual norm f32]" },
+		{ "v2", 128, 0, 48, { 32, 0, 8, 8, 0 }, "[codes 2 bit x 128][scale f16 x 4][zero f16 x 4]" },
+		{ "v3", 128, 0, 64, { 48, 0, 8, 8, 0 }, "[codes 3 bit x 128][scale f16 x 4][zero f16 x 4]" },
+		{ "v4", 128, 0, 80, { 64, 0, 8, 8, 0 }, "[codes 4 bit x 128][scale f16 x 4][zero f16 x 4]" },
+		{ "v8", 128, 0, 144, { 128, 0, 8, 8, 0 }, "[codes 8 bit x 128][scale f16 x 4][zero f16 x 4]" },
+		{ "v4", 80, 0, 60, { 48, 0, 6, 6, 0 }, "[codes 4 bit x 96][scale f16 x 3][zero f16 x 3]" },
+		{ "v3", 64, 7, 67, { 27, 0, 20, 20, 0 }, "[codes 3 bit x 70][scale f16 x 10][zero f16 x 10]" },
+		{ "v8", 256, 1, 1280, { 256, 0, 512, 512, 0 },
+			"[codes 8 bit x 256][scale f16 x 256][zero f16 x 256]" },
+		{ "v2", 16, 16, 8, { 4, 0, 2, 2, 0 }, "[codes 2 bit x 16][scale f16][zero f16]" },
+		{ "turboquant25", 128, 0, 44, { 36, 8, 0, 0, 0 },
+			"[high indices 2 bit x 32][high signs 1 bit x 32][high norm f16][high residual norm f16]"
+			"[low indices 1 bit x 96][low signs 1 bit x 96][low norm f16][low residual norm f16]" },
+		{ "turboquant35", 128, 0, 64, { 56, 8, 0, 0, 0 },
+			"[high indices 3 bit x 64][high signs 1 bit x 64][high norm f16][high residual norm f16]"
+			"[low indices 2 bit x 64][low signs 1 bit x 64][low norm f16][low residual norm f16]" },
+	};
+
+	for (size_t i = 0; i < KV_LENGTH(rows); i++) {
+		const struct kv_format_options options = { .group = rows[i].group };
+		struct kv_test_codec made = kv_test_codec_make(rows[i].format, rows[i].head_dim, &options);
+		const struct kv_row_account *account = &made.codec->account;
 		char layout[KV_ROW_LAYOUT_MAX];
 
 		ck_assert_uint_eq(made.codec->row_bytes, rows[i].row_bytes);
-		ck_assert_uint_eq(made.codec->account.payload_bytes, rows[i].payload_bytes);
-		ck_assert_uint_eq(made.codec->account.norms_bytes, rows[i].norms_bytes);
-		ck_assert_uint_eq(made.codec->account.scales_bytes, 0);
-		ck_assert_uint_eq(made.codec->account.zeros_bytes, 0);
-		ck_assert_uint_eq(made.codec->account.exact_bytes, rows[i].exact_bytes);
-		ck_assert_uint_eq(made.codec->codebook_bytes, made.rotation ? 4 * (16 + 15) : 0);
-		ck_assert(kv_row_codec_has_one_basis(made.codec));
+		ck_assert_mem_eq(account, &rows[i].account, sizeof(*account));
+		ck_assert_uint_eq(account->payload_bytes + account->norms_bytes + account->scales_bytes +
+				account->zeros_bytes + account->exact_bytes,
+			rows[i].row_bytes);
 		kv_row_codec_layout(made.codec, layout);
 		ck_assert_str_eq(layout, rows[i].layout);
-		drop_codec(&made);
+		kv_test_codec_drop(&made);
 	}
 	ck_assert_uint_eq(kv_row_dense_bytes(128), 256);
 	kv_row_codec_destroy(NULL);
 }
 END_TEST
 
-/* Without memory there is an error, and the output is untouched; using a codec takes no memory. */
-START_TEST(test_format_and_memory)
+/* Every format at every dim has the size that its layout adds up to, and no part of it is forgotten. */
+START_TEST(test_format_account_adds_up)
 {
-	struct made made = make_codec("tq4", 64);
-	struct kv_row_codec *codec = NULL;
-	struct kv_row_scratch scratch;
-	struct kv_error err = { 0 };
-	const uint64_t n_allocations = kv_alloc_count();
-	float row[64] = { 1, 2, 3 };
-	double expanded[KV_PREPARED_DIM_MAX];
-	uint8_t encoded[KV_ROW_BYTES_MAX];
+	for (uint32_t f = 0; f < kv_format_count(); f++) {
+		for (uint32_t d = 16; d <= 256; d += 16) {
+			if (!is_made_at(kv_format_at(f), d))
+				continue;
+			struct kv_test_codec made = make_at(kv_format_at(f), d);
+			const struct kv_row_account *account = &made.codec->account;
+			char layout[KV_ROW_LAYOUT_MAX];
 
-	ck_assert_int_eq(kv_row_codec_encode(made.codec, row, encoded, &scratch), KV_OK);
-	kv_row_codec_decode(made.codec, encoded, row, &scratch);
-	kv_row_codec_expand(made.codec, encoded, expanded);
-	ck_assert_int_eq(kv_row_codec_validate_packed(made.codec, encoded), KV_OK);
-	ck_assert_uint_eq(kv_alloc_count(), n_allocations);
-
-	kv_alloc_fail_after(0);
-	ck_assert_int_eq(
-		kv_row_codec_create(made.codec->format, 64, made.rotation, &codec, &err), KV_NO_MEMORY);
-	ck_assert_ptr_null(codec);
-	kv_alloc_fail_after(-1);
-	drop_codec(&made);
+			kv_row_codec_layout(made.codec, layout);
+			ck_assert_uint_eq(account->payload_bytes + account->norms_bytes +
+					account->scales_bytes + account->zeros_bytes + account->exact_bytes,
+				made.codec->row_bytes);
+			ck_assert_uint_le(made.codec->row_bytes, KV_ROW_BYTES_MAX);
+			ck_assert_uint_le(made.codec->prepared_dim, KV_PREPARED_DIM_MAX);
+			ck_assert(kv_row_codec_has_one_basis(made.codec) == (made.codec->n_segments == 1));
+			kv_test_codec_drop(&made);
+		}
+	}
 }
 END_TEST
 
-/* ---- values ---- */
-
-/* The squared error of tq4 on Gaussian rows is the codebook's within 2 percent. */
-START_TEST(test_format_tq4_error_is_theory)
+/* What a codec keeps beside rows: codebooks, and rotations of its own; borrowed ones are not counted twice. */
+START_TEST(test_format_memory_report)
 {
-	uint64_t state = 20240601;
+	static const struct {
+		const char *format;
+		uint32_t head_dim, codebook_numbers, n_signs, n_matrices;
+	} rows[] = {
+		{ "f32", 128, 0, 0, 0 },
+		{ "fp8", 128, 0, 0, 0 },
+		{ "v4", 128, 0, 0, 0 },
+		{ "tq4", 128, 16 + 15, 0, 0 },
+		{ "tq8", 80, 256 + 255, 0, 0 },
+		{ "tqp4", 128, 8 + 7, 1, 0 },
+		{ "tqp4", 80, 8 + 7, 0, 1 },
+		{ "turboquant35", 96, 8 + 7 + 4 + 3, 4, 0 },
+	};
 
-	printf("seed 20240601\n");
-	for (size_t k = 0; k < KV_LENGTH(golden_dims); k++) {
-		const uint32_t d = golden_dims[k];
-		struct made made = make_codec("tq4", d);
+	for (size_t i = 0; i < KV_LENGTH(rows); i++) {
+		struct kv_test_codec made = make_codec(rows[i].format, rows[i].head_dim);
+		const struct kv_format_options options = { .like = made.codec };
+		struct kv_row_codec *like = NULL;
+		const uint64_t matrix_bytes = 4ull * rows[i].head_dim * rows[i].head_dim;
+
+		ck_assert_uint_eq(made.codec->codebook_bytes, 4 * rows[i].codebook_numbers);
+		ck_assert_uint_eq(made.codec->rotation_bytes,
+			rows[i].n_signs * sizeof(struct kv_rotation) +
+				rows[i].n_matrices * (sizeof(struct kv_rotation) + matrix_bytes));
+		ck_assert_int_eq(kv_row_codec_create_with(made.codec->format, rows[i].head_dim, made.rotation,
+					 &options, &like, NULL),
+			KV_OK);
+		ck_assert_uint_eq(like->codebook_bytes, 0);
+		ck_assert_uint_eq(like->rotation_bytes, 0);
+		ck_assert_uint_eq(like->row_bytes, made.codec->row_bytes);
+		kv_row_codec_destroy(like);
+		kv_test_codec_drop(&made);
+	}
+}
+END_TEST
+
+/* Whichever allocation of a codec fails, there is an error and the output is untouched. */
+START_TEST(test_format_without_memory)
+{
+	static const char *const formats[] = { "tq4", "tqp3", "turboquant25" };
+
+	for (size_t f = 0; f < KV_LENGTH(formats); f++) {
+		struct kv_test_codec made = make_codec(formats[f], 112);
+		struct kv_row_codec *codec = NULL;
+		struct kv_error err = { 0 };
+		int64_t n_failures = 0;
+
+		for (;;) {
+			kv_alloc_fail_after(n_failures);
+			const enum kv_status status =
+				kv_row_codec_create(made.codec->format, 112, made.rotation, &codec, &err);
+
+			kv_alloc_fail_after(-1);
+			if (status == KV_OK)
+				break;
+			ck_assert_int_eq(status, KV_NO_MEMORY);
+			ck_assert_ptr_null(codec);
+			n_failures++;
+		}
+		ck_assert_int_ge(n_failures, 2);
+		kv_row_codec_destroy(codec);
+		kv_test_codec_drop(&made);
+	}
+}
+END_TEST
+
+/* Using a codec takes no memory from the heap. */
+START_TEST(test_format_uses_no_heap)
+{
+	for (uint32_t f = 0; f < kv_format_count(); f++) {
+		struct kv_test_codec made = make_codec(kv_format_at(f)->name, 80);
 		struct kv_row_scratch scratch;
+		const uint64_t n_allocations = kv_alloc_count();
+		float row[80] = { 1, 2, 3 };
+		double expanded[KV_PREPARED_DIM_MAX], acc[KV_PREPARED_DIM_MAX] = { 0 };
 		uint8_t encoded[KV_ROW_BYTES_MAX];
-		float row[KV_HEAD_DIM_MAX], back[KV_HEAD_DIM_MAX];
-		const uint32_t n_rows = 10000;
-		double sum = 0;
 
-		for (uint32_t r = 0; r < n_rows; r++) {
-			fill_normal(&state, d, 1, row);
-			ck_assert_int_eq(kv_row_codec_encode(made.codec, row, encoded, &scratch), KV_OK);
-			kv_row_codec_decode(made.codec, encoded, back, &scratch);
-			sum += relative_sq_error(d, back, row);
-		}
-		ck_assert_double_eq_tol(sum / n_rows / (d * kvcb_find(d, 4)->mse_per_coord), 1, 0.02);
-		drop_codec(&made);
-	}
-}
-END_TEST
-
-/* Rows of any scale keep their relative error: norms are taken out first. A huge channel does no harm. */
-START_TEST(test_format_keeps_any_norm)
-{
-	static const float scales[] = { 1e-30f, 1e-6f, 1, 50, 6e4f, 1e30f };
-	uint64_t state = 5;
-
-	printf("seed 5\n");
-	for (uint32_t f = 0; f < kv_format_count(); f++) {
-		struct made made = make_codec(kv_format_at(f)->name, 128);
-		struct kv_row_scratch scratch;
-		uint8_t encoded[KV_ROW_BYTES_MAX];
-		float row[128], back[128];
-		const double bound = made.rotation ? 2 * 0.009315 : 0x1p-16; /* bf16: half a unit is 2^-9 */
-
-		for (size_t k = 0; k < 2 * KV_LENGTH(scales); k++) {
-			fill_normal(&state, 128, scales[k / 2], row);
-			if (k % 2)
-				row[17] = 1000 * scales[k / 2];
-			ck_assert_int_eq(kv_row_codec_encode(made.codec, row, encoded, &scratch), KV_OK);
-			kv_row_codec_decode(made.codec, encoded, back, &scratch);
-			/* below the smallest norm a rotated row is as good as zero */
-			if (made.rotation && scales[k / 2] < 1e-20f)
-				ck_assert_float_le(fabsf(back[17]), 1e-12f);
-			else
-				ck_assert_double_le(relative_sq_error(128, back, row), bound);
-		}
-		drop_codec(&made);
-	}
-}
-END_TEST
-
-/* A zero row decodes to at most 1e-12, whatever the signs of its zeros. */
-START_TEST(test_format_zero_row)
-{
-	for (uint32_t f = 0; f < kv_format_count(); f++) {
-		for (size_t k = 0; k < KV_LENGTH(golden_dims); k++) {
-			struct made made = make_codec(kv_format_at(f)->name, golden_dims[k]);
-			struct kv_row_scratch scratch;
-			uint8_t encoded[KV_ROW_BYTES_MAX];
-			float row[KV_HEAD_DIM_MAX] = { 0 }, back[KV_HEAD_DIM_MAX];
-
-			row[3] = -0.0f;
-			ck_assert_int_eq(kv_row_codec_encode(made.codec, row, encoded, &scratch), KV_OK);
-			kv_row_codec_decode(made.codec, encoded, back, &scratch);
-			for (uint32_t i = 0; i < golden_dims[k]; i++)
-				ck_assert_float_le(fabsf(back[i]), 1e-12f);
-			drop_codec(&made);
-		}
-	}
-}
-END_TEST
-
-/* NaN or infinity at any place is BAD_VALUE, nothing is written, and the next row is not harmed. */
-START_TEST(test_format_refuses_rows_that_are_not_finite)
-{
-	static const uint32_t bad[] = { 0x7FC00000, 0xFFC00001, 0x7F800000, 0xFF800000, 0x7F800001 };
-	uint64_t state = 6;
-
-	printf("seed 6\n");
-	for (uint32_t f = 0; f < kv_format_count(); f++) {
-		struct made made = make_codec(kv_format_at(f)->name, 64);
-		struct kv_row_scratch scratch;
-		uint8_t expected[KV_ROW_BYTES_MAX], encoded[KV_ROW_BYTES_MAX];
-		float row[64];
-
-		fill_normal(&state, 64, 1, row);
-		ck_assert_int_eq(kv_row_codec_encode(made.codec, row, expected, &scratch), KV_OK);
-		for (uint32_t i = 0; i < 64; i++) {
-			const float good = row[i];
-
-			memset(encoded, 0xEE, sizeof(encoded));
-			row[i] = kv_f32_from_bits(bad[i % KV_LENGTH(bad)]);
-			ck_assert_int_eq(
-				kv_row_codec_encode(made.codec, row, encoded, &scratch), KV_BAD_VALUE);
-			for (uint32_t k = 0; k < KV_ROW_BYTES_MAX; k++)
-				ck_assert_uint_eq(encoded[k], 0xEE);
-			row[i] = good;
-		}
 		ck_assert_int_eq(kv_row_codec_encode(made.codec, row, encoded, &scratch), KV_OK);
-		ck_assert_mem_eq(encoded, expected, made.codec->row_bytes);
-		drop_codec(&made);
-	}
-}
-END_TEST
-
-/* Finite rows that a format cannot hold are refused at the exact limit; f32 takes every finite row. */
-START_TEST(test_format_refuses_overflow)
-{
-	static const struct {
-		const char *format;
-		uint32_t n_large, bits; /* row: n_large values of this bit pattern, then zeros */
-		enum kv_status status;
-	} rows[] = {
-		{ "f32", 16, 0x7F7FFFFF, KV_OK },
-		{ "bf16", 16, 0x7F7F7FFF, KV_OK },
-		{ "bf16", 1, 0x7F7F8000, KV_BAD_VALUE },
-		{ "bf16", 1, 0xFF7FFFFF, KV_BAD_VALUE },
-		{ "tq4", 1, 0x7F7FFFFF, KV_OK },
-		{ "tq4", 4, 0x7EFFFFFF, KV_OK },        /* length 2 * 2^126.99 */
-		{ "tq4", 4, 0x7F000000, KV_BAD_VALUE }, /* length 2 * 2^127 */
-		{ "tq4", 16, 0x7F7FFFFF, KV_BAD_VALUE },
-	};
-
-	for (size_t i = 0; i < KV_LENGTH(rows); i++) {
-		struct made made = make_codec(rows[i].format, 16);
-		struct kv_row_scratch scratch;
-		uint8_t encoded[64];
-		float row[16] = { 0 };
-
-		for (uint32_t k = 0; k < rows[i].n_large; k++)
-			row[k] = kv_f32_from_bits(rows[i].bits);
-		ck_assert_msg(kv_row_codec_encode(made.codec, row, encoded, &scratch) == rows[i].status,
-			"case %zu", i);
-		drop_codec(&made);
-	}
-}
-END_TEST
-
-/* ---- packed rows from outside ---- */
-
-/* A field or number that is not finite, or a negative norm, is refused; any other bytes are a row. */
-START_TEST(test_format_validate_packed)
-{
-	static const struct {
-		const char *format;
-		uint32_t offset; /* of four bytes to replace in a row of zeros, d = 16 */
-		uint8_t bytes[4];
-		enum kv_status status;
-	} rows[] = {
-		{ "f32", 60, { 0, 0, 0x80, 0x7F }, KV_BAD_VALUE },
-		{ "f32", 0, { 1, 0, 0x80, 0xFF }, KV_BAD_VALUE },
-		{ "f32", 0, { 0xFF, 0xFF, 0x7F, 0xFF }, KV_OK },
-		{ "bf16", 28, { 0, 0, 0x80, 0x7F }, KV_BAD_VALUE },
-		{ "bf16", 0, { 0xC0, 0xFF, 0, 0 }, KV_BAD_VALUE },
-		{ "bf16", 0, { 0x7F, 0xFF, 0x7F, 0x7F }, KV_OK },
-		{ "tq4", 0, { 0xFF, 0xFF, 0xFF, 0xFF }, KV_OK },
-		{ "tq4", 8, { 0, 0, 0xC0, 0x7F }, KV_BAD_VALUE },
-		{ "tq4", 8, { 0, 0, 0x80, 0x7F }, KV_BAD_VALUE },
-		{ "tq4", 8, { 0, 0, 0x80, 0xBF }, KV_BAD_VALUE },
-		{ "tq4", 8, { 1, 0, 0, 0x80 }, KV_BAD_VALUE },
-		{ "tq4", 8, { 0, 0, 0, 0 }, KV_OK },
-		{ "tq4", 8, { 0xFF, 0xFF, 0x7F, 0x7F }, KV_OK },
-	};
-
-	for (size_t i = 0; i < KV_LENGTH(rows); i++) {
-		struct made made = make_codec(rows[i].format, 16);
-		uint8_t row[64] = { 0 };
-
-		memcpy(row + rows[i].offset, rows[i].bytes, 4);
-		ck_assert_msg(kv_row_codec_validate_packed(made.codec, row) == rows[i].status, "case %zu", i);
-		drop_codec(&made);
-	}
-}
-END_TEST
-
-/* ---- what attention uses ---- */
-
-/* Scores and weighted sums, taken in the rows' own basis, equal those over decoded rows. */
-START_TEST(test_format_score_and_accumulate_follow_decode)
-{
-	uint64_t state = 8;
-
-	printf("seed 8\n");
-	for (uint32_t f = 0; f < kv_format_count(); f++) {
-		for (size_t k = 0; k < KV_LENGTH(golden_dims); k++) {
-			const uint32_t d = golden_dims[k];
-			struct made made = make_codec(kv_format_at(f)->name, d);
-			struct kv_row_scratch scratch;
-			uint8_t encoded[KV_ROW_BYTES_MAX];
-			float row[KV_HEAD_DIM_MAX], back[KV_HEAD_DIM_MAX], q[KV_HEAD_DIM_MAX],
-				out[KV_HEAD_DIM_MAX];
-			double prepared[KV_PREPARED_DIM_MAX], expanded[KV_PREPARED_DIM_MAX],
-				acc[KV_PREPARED_DIM_MAX] = { 0 };
-			double sum[KV_HEAD_DIM_MAX] = { 0 };
-
-			fill_normal(&state, d, 1, q);
-			kv_row_codec_prepare_query(made.codec, q, prepared);
-			for (uint32_t t = 0; t < 9; t++) {
-				double expected = 0;
-				const double weight = 0.25 * (t + 1);
-
-				fill_normal(&state, d, 10, row);
-				ck_assert_int_eq(
-					kv_row_codec_encode(made.codec, row, encoded, &scratch), KV_OK);
-				kv_row_codec_decode(made.codec, encoded, back, &scratch);
-				for (uint32_t i = 0; i < d; i++) {
-					expected += (double)q[i] * (double)back[i];
-					sum[i] += weight * (double)back[i];
-				}
-				kv_row_codec_expand(made.codec, encoded, expanded);
-				ck_assert_double_eq_tol(kv_row_codec_score(made.codec, prepared, expanded),
-					expected, 1e-6 * 10 * d);
-				kv_row_codec_accumulate(made.codec, weight, expanded, acc);
-			}
-			kv_row_codec_finish_output(made.codec, acc, 0.125, out);
-			for (uint32_t i = 0; i < d; i++)
-				ck_assert_double_eq_tol((double)out[i], 0.125 * sum[i], 1e-6 * 100);
-			drop_codec(&made);
-		}
+		kv_row_codec_decode(made.codec, encoded, row, &scratch);
+		kv_row_codec_prepare_query(made.codec, row, expanded);
+		kv_row_codec_expand(made.codec, encoded, expanded);
+		kv_row_codec_accumulate(made.codec, 1, expanded, acc);
+		kv_row_codec_finish_output(made.codec, acc, 1, row);
+		ck_assert_int_eq(kv_row_codec_validate_packed(made.codec, encoded), KV_OK);
+		ck_assert_uint_eq(kv_alloc_count(), n_allocations);
+		kv_test_codec_drop(&made);
 	}
 }
 END_TEST
@@ -496,19 +380,17 @@ int main(void)
 	TCase *tcase = tcase_create("all");
 
 	tcase_set_timeout(tcase, 60);
-	tcase_add_test(tcase, test_format_golden);
 	tcase_add_test(tcase, test_format_bf16_by_hand);
+	tcase_add_test(tcase, test_format_fp8_by_hand);
 	tcase_add_test(tcase, test_format_names);
 	tcase_add_test(tcase, test_format_dims);
+	tcase_add_test(tcase, test_format_options);
+	tcase_add_test(tcase, test_format_recipe_scale_names);
 	tcase_add_test(tcase, test_format_layout);
-	tcase_add_test(tcase, test_format_and_memory);
-	tcase_add_test(tcase, test_format_tq4_error_is_theory);
-	tcase_add_test(tcase, test_format_keeps_any_norm);
-	tcase_add_test(tcase, test_format_zero_row);
-	tcase_add_test(tcase, test_format_refuses_rows_that_are_not_finite);
-	tcase_add_test(tcase, test_format_refuses_overflow);
-	tcase_add_test(tcase, test_format_validate_packed);
-	tcase_add_test(tcase, test_format_score_and_accumulate_follow_decode);
+	tcase_add_test(tcase, test_format_account_adds_up);
+	tcase_add_test(tcase, test_format_memory_report);
+	tcase_add_test(tcase, test_format_without_memory);
+	tcase_add_test(tcase, test_format_uses_no_heap);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK);
 }

@@ -13,9 +13,11 @@ static const uint16_t low_channels[10] = { 0, 1, 2, 4, 6, 8, 9, 11, 13, 15 };
 static const uint16_t high_channels[6] = { 3, 5, 7, 10, 12, 14 };
 static const float affine_table[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
 static const float sign_table[2] = { -1, 1 };
+static const float sign_factors[16] = { 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2 };
 static const struct kv_rotation *sign_rotation; /* set by the test */
 
-static void parts_lay_out(struct kv_row_codec *codec)
+static enum kv_status parts_lay_out(
+	struct kv_row_codec *codec, const struct kv_format_options *options, struct kv_error *err)
 {
 	const struct kv_segment affine = { .name = "codes",
 		.n_channels = 10,
@@ -24,16 +26,20 @@ static void parts_lay_out(struct kv_row_codec *codec)
 		.bits = 3,
 		.n_codes = 12,
 		.table = affine_table,
-		.n_scales = 1,
-		.scale_fields = { 0 },
+		.has_scale = true,
+		.scale_field = 0,
 		.has_zero = true,
 		.zero_field = 1,
-		.group_channels = 4 };
+		.group_channels = 4,
+		.has_outer = true,
+		.outer_field = 3 };
 	const struct kv_segment numbers = { .name = "numbers",
 		.n_channels = 6,
 		.channels = high_channels,
 		.code = KV_CODE_NUMBER,
-		.number = KV_DTYPE_F16 };
+		.number = KV_DTYPE_F16,
+		.has_outer = true,
+		.outer_field = 3 };
 	const struct kv_segment signs = { .name = "signs",
 		.n_channels = 16,
 		.rotation = sign_rotation,
@@ -41,8 +47,14 @@ static void parts_lay_out(struct kv_row_codec *codec)
 		.code = KV_CODE_TABLE,
 		.bits = 1,
 		.table = sign_table,
-		.n_scales = 2,
-		.scale_fields = { 2, 3 } };
+		.factors = sign_factors,
+		.has_scale = true,
+		.scale_field = 2,
+		.has_outer = true,
+		.outer_field = 3 };
+
+	(void)options;
+	(void)err;
 
 	kv_row_codec_add_segment(codec, &affine);
 	kv_row_codec_add_field(codec, "scale", KV_FIELD_SCALE, KV_DTYPE_F16, 3);
@@ -50,7 +62,8 @@ static void parts_lay_out(struct kv_row_codec *codec)
 	kv_row_codec_add_segment(codec, &numbers);
 	kv_row_codec_add_segment(codec, &signs);
 	kv_row_codec_add_field(codec, "norm", KV_FIELD_NORM, KV_DTYPE_F32, 1);
-	kv_row_codec_add_field(codec, "residual norm", KV_FIELD_NORM, KV_DTYPE_F16, 1);
+	kv_row_codec_add_field(codec, "outer norm", KV_FIELD_NORM, KV_DTYPE_F16, 1);
+	return KV_OK;
 }
 
 static const struct kv_format_family parts_family = { .lay_out = parts_lay_out };
@@ -75,7 +88,7 @@ static void parts_expected(float *row)
 	for (uint32_t i = 0; i < 6; i++)
 		row[high_channels[i]] = (float)(i + 1);
 	for (uint32_t i = 0; i < 16; i++)
-		row[i] += signs[i] * 3 * 0.5f;
+		row[i] = (row[i] + signs[i] * 3 * 2) * 0.5f;
 }
 
 /* Channel lists, groups with a short last one, zeros, padding codes, two scales and added parts all count. */
@@ -102,7 +115,7 @@ START_TEST(test_format_family_walks_every_part)
 	kv_row_codec_layout(codec, layout);
 	ck_assert_str_eq(layout,
 		"[codes 3 bit x 12][scale f16 x 3][zero f16 x 3][numbers f16 x 6][signs 1 bit x 16]"
-		"[norm f32][residual norm f16]");
+		"[norm f32][outer norm f16]");
 
 	parts_expected(expected);
 	kv_row_codec_decode(codec, parts_row, decoded, &scratch);
@@ -139,7 +152,7 @@ START_TEST(test_format_family_validates_every_part)
 		{ 14, 0xC0, KV_OK },                                    /* zero of -2 */
 		{ 14, 0xFC, KV_BAD_VALUE }, { 18, 0x7E, KV_BAD_VALUE }, /* a number */
 		{ 34, 0xC0, KV_BAD_VALUE },                             /* negative norm */
-		{ 36, 0xB8, KV_BAD_VALUE },                             /* negative residual norm */
+		{ 36, 0xB8, KV_BAD_VALUE },                             /* negative outer norm */
 	};
 	struct kv_rotation *rotation = NULL;
 	struct kv_row_codec *codec = NULL;

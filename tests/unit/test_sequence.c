@@ -24,6 +24,10 @@ START_TEST(test_sequence_create_needs_the_flag)
 	finish(&item, KV_OK, KV_OK, 1);
 	item = plan(&rig, KV_ITEM_APPEND, 7, 0, 1, 0, 4, KV_ITEM_CREATE);
 	assert_refused(&item, KV_EXISTS, 1, KV_LAYER_NONE);
+	item = (struct kv_item){ .sequence_id = 7, .n_tokens = 1, .kind = KV_ITEM_READ };
+	kv_item_plan(rig.session, &item, 0, 1, 90);
+	ck_assert_uint_eq(item.sequence->used_ns, 90);
+	kv_item_finish(&item, 0, 1);
 	kv_assert_ok(kv_sequence_truncate(rig.session, 7, 0));
 	item = plan(&rig, KV_ITEM_APPEND, 7, 0, 1, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
 	ck_assert_uint_eq(item.status, KV_OK);

@@ -254,6 +254,54 @@ START_TEST(test_sequence_life_list_is_sorted_and_paged)
 }
 END_TEST
 
+/* Ids in ascending order, which most clients use, do not make the listing's tree deep. */
+START_TEST(test_sequence_life_tree_stays_shallow)
+{
+	enum { N = 1000 };
+	const struct kv_domain_limits many = { 2, N, 1000, 1000 };
+	struct rig rig;
+	uint32_t deepest = 0;
+
+	kv_test_domain_init(&rig.test, &many,
+		"name=p,layers=4,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=1000",
+		NULL, 1);
+	rig.pool = rig.test.pool;
+	rig.session = kv_test_open(&rig.test);
+	for (uint64_t id = 1; id <= N; id++)
+		append_now(&rig, id, 0, 1);
+	for (uint64_t id = 1; id <= N; id++) {
+		const struct kv_sequence *node = kv_slot_of(rig.session)->tree;
+		uint32_t depth = 0;
+
+		for (; node->id != id; depth++)
+			node = id < node->id ? node->tree_left : node->tree_right;
+		deepest = depth > deepest ? depth : deepest;
+	}
+	ck_assert_uint_lt(deepest, 50); /* about 2.5 * log2(N) = 25 is to be expected */
+	rig_finish(&rig);
+}
+END_TEST
+
+/* A sequence that waits to be cut can be freed, and its object used again, without being cut twice. */
+START_TEST(test_sequence_life_freed_while_it_waits_to_be_cut)
+{
+	struct rig rig;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	append_now(&rig, 7, 0, 100);
+	rig.test.domain->n_cut = KV_CUT_BLOCKS_MAX; /* as if others had cut already */
+	kv_assert_ok(kv_sequence_truncate(rig.session, 7, 3));
+	ck_assert_uint_eq(n_free(&rig, 0), 3);
+	kv_assert_ok(kv_sequence_free(rig.session, 7));
+	ck_assert(kv_list_is_empty(&rig.pool->surplus));
+	kv_test_release_all(rig.test.domain);
+	ck_assert_uint_eq(n_free(&rig, 0), 10);
+	append_now(&rig, 8, 0, 100);
+	kv_test_audit(rig.test.domain, NULL, 0);
+	rig_finish(&rig);
+}
+END_TEST
+
 /* Once made, a domain takes no more memory: neither planning nor finishing nor cutting allocates. */
 START_TEST(test_sequence_life_data_path_does_not_allocate)
 {
@@ -287,6 +335,8 @@ int main(void)
 	tcase_add_test(tcase, test_sequence_life_cutting_is_bounded);
 	tcase_add_test(tcase, test_sequence_life_free_buries_it);
 	tcase_add_test(tcase, test_sequence_life_list_is_sorted_and_paged);
+	tcase_add_test(tcase, test_sequence_life_tree_stays_shallow);
+	tcase_add_test(tcase, test_sequence_life_freed_while_it_waits_to_be_cut);
 	tcase_add_test(tcase, test_sequence_life_data_path_does_not_allocate);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);

@@ -377,7 +377,7 @@ static void step_session(struct world *world)
 			.pool = world->test.pool,
 			.reserve_blocks = below(world, 3) ? 0 : below(world, 9),
 			.sequences_max = below(world, 2) ? 0 : 4,
-			.tokens_max = below(world, 2) ? 0 : 70,
+			.tokens_max = below(world, 2) ? 0 : 45,
 		};
 		const enum kv_status status =
 			kv_session_open(world->test.domain, &params, 1, &owner->session, NULL);
@@ -448,6 +448,10 @@ static void step(struct world *world)
 {
 	const uint32_t kind = below(world, 100);
 	const uint32_t n_max = 1 + below(world, 12);
+
+	/* As if others had cut much already: what this step cuts has to wait. */
+	if (below(world, 8) == 0)
+		world->test.domain->n_cut = KV_CUT_BLOCKS_MAX;
 
 	if (kind < 50)
 		step_plan(world);
