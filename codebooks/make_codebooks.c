@@ -52,8 +52,7 @@ int main(int argc, char **argv)
 	const size_t n_dims = argc > 2 ? (size_t)argc - 2 : N_COMMON_DIMS;
 
 	for (size_t i = 0; i < n_dims; i++) {
-		const uint32_t dim =
-			argc > 2 ? (uint32_t)strtoul(argv[i + 2], NULL, 10) : common_dims[i];
+		const uint32_t dim = argc > 2 ? (uint32_t)strtoul(argv[i + 2], NULL, 10) : common_dims[i];
 
 		for (uint32_t bits = 1; bits <= KVCB_BITS_MAX; bits++) {
 			if (!write_codebook(argv[1], dim, bits))

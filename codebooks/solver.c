@@ -1,8 +1,8 @@
 /*
  * Lloyd-Max by fixed-point steps, then Newton.
  *
- * The density of a coordinate is C (1 - t^2)^p with p = (d - 3) / 2. It is symmetric, so only the cells above 0
- * are solved. A centroid is a conditional mean; the textbook closed form of it cancels so much that 8-bit
+ * The density of a coordinate is C (1 - t^2)^p with p = (d - 3) / 2. It is symmetric, so only the cells above
+ *0 are solved. A centroid is a conditional mean; the textbook closed form of it cancels so much that 8-bit
  * codebooks lose float32 bits. So every cell is integrated by itself, relative to its middle m:
  *
  *	centroid = m + int (t - m) g / int g,   g(t) = ((1 - t^2) / (1 - m^2))^p
@@ -69,8 +69,8 @@ static void add_panel(double power, double m, double low, double high, struct mo
 
 /*
  * A cell that ends at 1: panels whose distance to 1 shrinks by one factor. (1 - t)^power changes by no more
- * than e^4 in a panel, which 24 points integrate exactly enough, and where it is a fractional power the panels
- * close in on its singular end. Stops where nothing is left to add.
+ * than e^4 in a panel, which 24 points integrate exactly enough, and where it is a fractional power the
+ * panels close in on its singular end. Stops where nothing is left to add.
  */
 static void add_last_cell(double power, double m, double low, struct moments *moments)
 {
@@ -114,7 +114,8 @@ static double cell_high(const double *centroids, uint32_t i, uint32_t n_cells)
 /* Where integrals of a cell are taken about: the middle, or the centroid where the cell is long. */
 static double cell_middle(const double *centroids, uint32_t i, uint32_t n_cells)
 {
-	return i + 1 == n_cells ? centroids[i] : (cell_low(centroids, i) + cell_high(centroids, i, n_cells)) / 2;
+	return i + 1 == n_cells ? centroids[i]
+				: (cell_low(centroids, i) + cell_high(centroids, i, n_cells)) / 2;
 }
 
 /*
@@ -150,8 +151,8 @@ static void lloyd_step(double power, uint32_t n_cells, double *centroids)
 
 	for (uint32_t i = 0; i < n_cells; i++) {
 		const double m = cell_middle(centroids, i, n_cells);
-		const struct moments moments = cell_moments(
-			power, m, cell_low(centroids, i), cell_high(centroids, i, n_cells));
+		const struct moments moments =
+			cell_moments(power, m, cell_low(centroids, i), cell_high(centroids, i, n_cells));
 
 		next[i] = m + moments.first / moments.mass;
 	}
@@ -160,9 +161,9 @@ static void lloyd_step(double power, uint32_t n_cells, double *centroids)
 }
 
 /*
- * One Newton step on F_i = c_i - mean of cell i. With h the density at an end over the mass of the cell, the mean
- * moves by h_low (mean - low) and h_high (high - mean) when the ends move, and an end moves by half of each
- * neighbour. Returns the largest step.
+ * One Newton step on F_i = c_i - mean of cell i. With h the density at an end over the mass of the cell, the
+ * mean moves by h_low (mean - low) and h_high (high - mean) when the ends move, and an end moves by half of
+ * each neighbour. Returns the largest step.
  */
 static double newton_step(double power, uint32_t n_cells, double *centroids)
 {

@@ -4,8 +4,8 @@
  * needed, which takes a few milliseconds at 8 bits.
  *
  * In float64. Rounded to float32, centroids and boundaries equal those of 40-digit arithmetic bit for bit at
- * every dimension that was compared (14 from 8 to 576). Promised in float64: numbers within 1e-9, the error per
- * coordinate within 1e-12 of itself; measured are 3e-14 and 2e-14. Pure functions, any thread, no heap.
+ * every dimension that was compared (14 from 8 to 576). Promised in float64: numbers within 1e-9, the error
+ * per coordinate within 1e-12 of itself; measured are 3e-14 and 2e-14. Pure functions, any thread, no heap.
  */
 #ifndef CODEBOOKS_SOLVER_H
 #define CODEBOOKS_SOLVER_H

@@ -24,8 +24,8 @@ static void begin_query(const struct kv_attention_input *input, const float *q, 
 }
 
 /* <q, k_center>; a rotated q meets the centre in the rows' basis. Uses `expanded` up. */
-static double center_product(const struct kv_attention_input *input, const float *q, const double *q_prepared,
-	double *expanded)
+static double center_product(
+	const struct kv_attention_input *input, const float *q, const double *q_prepared, double *expanded)
 {
 	if (!input->k_center)
 		return 0;
@@ -81,9 +81,9 @@ static void take_piece(const struct kv_attention_input *input, const struct kv_a
 		kv_row_codec_expand(input->k_codec, kv_row_view_at(&input->k, t), scratch->expanded);
 		for (uint32_t n = 0; n < n_queries; n++)
 			scratch->weights[n][t - first] = scratch->logit_offset[n] +
-				(double)options->scale * kv_row_codec_score(input->k_codec,
-								 scratch->q_prepared[n],
-								 scratch->expanded);
+				(double)options->scale *
+					kv_row_codec_score(
+						input->k_codec, scratch->q_prepared[n], scratch->expanded);
 	}
 	for (uint32_t n = 0; n < n_queries; n++)
 		take_weights(scratch, n, end - first, input->v_codec->prepared_dim);

@@ -75,8 +75,8 @@ struct kv_attention_input {
 	bool out_is_rotated;
 	/*
 	 * What was subtracted from every K row before it was stored, [k head_dim] in the channels' own basis;
-	 * NULL: nothing. scale * <q, k_center> is added to every logit, so that logits are those of the rows as
-	 * they were, and log-sum-exp with them.
+	 * NULL: nothing. scale * <q, k_center> is added to every logit, so that logits are those of the rows
+	 * as they were, and log-sum-exp with them.
 	 */
 	const float *k_center;
 };

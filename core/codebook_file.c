@@ -25,8 +25,8 @@ static enum kv_status get_integer(const json_t *book, const char *name, uint32_t
 	const json_t *member = json_object_get(book, name);
 
 	if (!json_is_integer(member) || json_integer_value(member) < min || json_integer_value(member) > max)
-		return kv_fail(
-			err, KV_BAD_CONFIG, "codebook: `%s` must be an integer from %u to %u", name, min, max);
+		return kv_fail(err, KV_BAD_CONFIG, "codebook: `%s` must be an integer from %u to %u", name,
+			min, max);
 	*value = (uint32_t)json_integer_value(member);
 	return KV_OK;
 }
@@ -48,8 +48,8 @@ static enum kv_status get_list(
 		if (!(values[i] >= -1 && values[i] <= 1))
 			return kv_fail(err, KV_BAD_CONFIG, "codebook: `%s[%u]` is not from -1 to 1", name, i);
 		if (i > 0 && !(values[i] > values[i - 1]))
-			return kv_fail(err, KV_BAD_CONFIG, "codebook: `%s[%u]` is not above the one before it",
-				name, i);
+			return kv_fail(err, KV_BAD_CONFIG,
+				"codebook: `%s[%u]` is not above the one before it", name, i);
 	}
 	for (uint32_t i = 0; i < n_values; i++) {
 		if (!(fabs(values[i] + values[n_values - 1 - i]) <= SYMMETRY_TOLERANCE))
@@ -64,7 +64,8 @@ static enum kv_status check_cells(const struct kvcb_solution *book, struct kv_er
 	const uint32_t n = 1u << book->bits;
 
 	if (book->boundaries[0] != -1 || book->boundaries[n] != 1)
-		return kv_fail(err, KV_BAD_CONFIG, "codebook: `boundaries` must begin with -1 and end with 1");
+		return kv_fail(
+			err, KV_BAD_CONFIG, "codebook: `boundaries` must begin with -1 and end with 1");
 	for (uint32_t i = 0; i < n; i++) {
 		if (book->centroids[i] < book->boundaries[i] || book->centroids[i] > book->boundaries[i + 1])
 			return kv_fail(
@@ -109,7 +110,8 @@ enum kv_status kv_codebook_file_parse(
 	struct kvcb_solution book;
 
 	if (text_bytes > KV_CODEBOOK_FILE_BYTES_MAX)
-		return kv_fail(err, KV_BAD_CONFIG, "codebook: longer than %u bytes", KV_CODEBOOK_FILE_BYTES_MAX);
+		return kv_fail(
+			err, KV_BAD_CONFIG, "codebook: longer than %u bytes", KV_CODEBOOK_FILE_BYTES_MAX);
 
 	json_t *json = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
 

@@ -149,7 +149,8 @@ enum kv_status kv_format_check_with(const struct kv_format *format, uint32_t hea
 
 const float kv_sign_table[2] = { -1, 1 };
 
-static const struct kvcb_codebook *find_codebook(const struct kv_row_codec *codec, uint32_t dim, uint32_t bits)
+static const struct kvcb_codebook *find_codebook(
+	const struct kv_row_codec *codec, uint32_t dim, uint32_t bits)
 {
 	for (uint32_t s = 0; s < codec->n_segments; s++) {
 		const struct kvcb_codebook *codebook = codec->segments[s].codebook;

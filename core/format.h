@@ -11,18 +11,18 @@
  *
  *	table[code_i] (* factor[i]) * scale[group of i] (+ zero[group of i])
  *
- * in the segment's own basis, which is the channels' basis or one reached by a rotation. A segment may be added
- * to the one before it, and both may share an outer scale of their sum. The row is the sum over its segments of
- * these values, rotated back. So a query is rotated once per segment (prepare_query), scores are dot products in
- * the segment's basis, the weighted sum of V rows is kept in that basis, and only the final output is rotated
- * back (finish_output). Numbers that are stored as they are form a segment without codes. Signs are codes of one
- * bit with the table {-1, +1}; affine codes have the table {0, 1, 2, ..}; an 8-bit float is a code with a table
- * of 256 numbers.
+ * in the segment's own basis, which is the channels' basis or one reached by a rotation. A segment may be
+ *added to the one before it, and both may share an outer scale of their sum. The row is the sum over its
+ *segments of these values, rotated back. So a query is rotated once per segment (prepare_query), scores are
+ *dot products in the segment's basis, the weighted sum of V rows is kept in that basis, and only the final
+ *output is rotated back (finish_output). Numbers that are stored as they are form a segment without codes.
+ *Signs are codes of one bit with the table {-1, +1}; affine codes have the table {0, 1, 2, ..}; an 8-bit
+ *float is a code with a table of 256 numbers.
  *
  * A codec is immutable after creation, is shared by any number of threads, and uses no heap after creation.
- * Options are copied; codebooks and rotations that a codec needs and is not given are its own. Creating one may
- * solve a codebook or compute a rotation (some 10 ms at worst): call it where computing is allowed. Scratch
- * memory is the caller's, one per thread.
+ * Options are copied; codebooks and rotations that a codec needs and is not given are its own. Creating one
+ *may solve a codebook or compute a rotation (some 10 ms at worst): call it where computing is allowed.
+ *Scratch memory is the caller's, one per thread.
  */
 #ifndef CORE_FORMAT_H
 #define CORE_FORMAT_H
@@ -51,8 +51,8 @@ struct kv_row_codec;
 struct kv_format {
 	const char *name; /* static text: "tq4" */
 	const struct kv_format_family *family;
-	enum kv_dtype number; /* dense family: how a number is stored */
-	uint32_t bits;        /* N of tqN, tqpN and vN: bits of a channel, the sign included */
+	enum kv_dtype number;           /* dense family: how a number is stored */
+	uint32_t bits;                  /* N of tqN, tqpN and vN: bits of a channel, the sign included */
 	const struct kv_recipe *recipe; /* recipes: core/recipe.h */
 };
 
@@ -71,29 +71,31 @@ enum kv_format_option {
 };
 
 /*
- * Options of a codec. A zeroed struct means the defaults, so that an initialiser that names some of them stays
- * right when options are added. Everything is copied, except what is said to be borrowed. An option that does
- * not belong to the format is BAD_ARG.
+ * Options of a codec. A zeroed struct means the defaults, so that an initialiser that names some of them
+ * stays right when options are added. Everything is copied, except what is said to be borrowed. An option
+ * that does not belong to the format is BAD_ARG.
  */
 struct kv_format_options {
-	bool norm_correction;  /* tqN: decoded rows have the original length */
-	uint32_t group;        /* vN: channels per group, 1 to head_dim; 0: KV_GROUP_DEFAULT */
+	bool norm_correction;              /* tqN: decoded rows have the original length */
+	uint32_t group;                    /* vN: channels per group, 1 to head_dim; 0: KV_GROUP_DEFAULT */
 	enum kv_recipe_scale recipe_scale; /* recipes */
-	/* recipes: ascending list of the channels with more bits, kv_recipe_n_high() of them; NULL: the first. */
+	/* recipes: ascending list of the channels with more bits, kv_recipe_n_high() of them; NULL: the
+	 * first. */
 	const uint16_t *high_channels;
 	uint32_t n_high_channels;
 	/*
-	 * tqpN: a projection of this head_dim with rows of length about sqrt(head_dim), borrowed: it must outlive
-	 * the codec. NULL: made from the rotation's seed.
+	 * tqpN: a projection of this head_dim with rows of length about sqrt(head_dim), borrowed: it must
+	 * outlive the codec. NULL: made from the rotation's seed.
 	 */
 	const struct kv_rotation *projection;
-	/* Codebooks to use where dim and bits are those that the format needs, in place of the built-in ones. */
+	/* Codebooks to use where dim and bits are those that the format needs, in place of the built-in ones.
+	 */
 	const struct kvcb_codebook *const *codebooks;
 	uint32_t n_codebooks;
 	/*
-	 * A codec of the same format, head_dim, rotation and options except high_channels, whose codebooks and
-	 * rotations this one borrows: it must outlive this one. Saves time and memory where every KV head has
-	 * its own channels, or every layer its own codec.
+	 * A codec of the same format, head_dim, rotation and options except high_channels, whose codebooks
+	 * and rotations this one borrows: it must outlive this one. Saves time and memory where every KV head
+	 * has its own channels, or every layer its own codec.
 	 */
 	const struct kv_row_codec *like;
 };
@@ -173,7 +175,8 @@ struct kv_segment {
 	bool has_zero;
 	uint8_t zero_field;
 	uint32_t group_channels; /* 0 in a layout function: all channels are one group */
-	/* One number that scales the sum of all segments of these channels; they stand side by side and share it. */
+	/* One number that scales the sum of all segments of these channels; they stand side by side and share
+	 * it. */
 	bool has_outer;
 	uint8_t outer_field;
 };
@@ -204,7 +207,7 @@ struct kv_row_codec {
 	/* Options, and what the segments point to. */
 	bool norm_correction;
 	enum kv_recipe_scale recipe_scale;
-	bool is_like; /* codebooks and rotations are another codec's */
+	bool is_like;                       /* codebooks and rotations are another codec's */
 	uint16_t channels[KV_HEAD_DIM_MAX]; /* recipes: the high channels, then the others, both ascending */
 	float factors[KV_HEAD_DIM_MAX];
 	struct kvcb_codebook *own_codebooks[KV_SEGMENTS_MAX]; /* NULL: embedded, borrowed or none */
@@ -221,15 +224,16 @@ struct kv_row_scratch {
 };
 
 /*
- * `rotation` must be of this head_dim when kv_format_is_rotated(), is borrowed then and must outlive the codec;
- * it is ignored (NULL allowed) otherwise. `options` NULL: the defaults. The caller owns the codec until
- * kv_row_codec_destroy(), which accepts NULL.
+ * `rotation` must be of this head_dim when kv_format_is_rotated(), is borrowed then and must outlive the
+ * codec; it is ignored (NULL allowed) otherwise. `options` NULL: the defaults. The caller owns the codec
+ * until kv_row_codec_destroy(), which accepts NULL.
  */
 KV_MUST_CHECK enum kv_status kv_row_codec_create_with(const struct kv_format *format, uint32_t head_dim,
 	const struct kv_rotation *rotation, const struct kv_format_options *options,
 	struct kv_row_codec **codec, struct kv_error *err);
 static inline KV_MUST_CHECK enum kv_status kv_row_codec_create(const struct kv_format *format,
-	uint32_t head_dim, const struct kv_rotation *rotation, struct kv_row_codec **codec, struct kv_error *err)
+	uint32_t head_dim, const struct kv_rotation *rotation, struct kv_row_codec **codec,
+	struct kv_error *err)
 {
 	return kv_row_codec_create_with(format, head_dim, rotation, NULL, codec, err);
 }

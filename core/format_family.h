@@ -19,11 +19,12 @@ struct kv_format_family {
 	enum kv_status (*check)(const struct kv_format *format, uint32_t head_dim,
 		const struct kv_format_options *options, struct kv_error *err);
 	/*
-	 * Adds segments and fields, and makes what they need. format, head_dim, rotation and the copied options
-	 * are set and were checked. On failure the caller destroys the codec with all that it owns by then.
+	 * Adds segments and fields, and makes what they need. format, head_dim, rotation and the copied
+	 * options are set and were checked. On failure the caller destroys the codec with all that it owns by
+	 * then.
 	 */
-	enum kv_status (*lay_out)(struct kv_row_codec *codec, const struct kv_format_options *options,
-		struct kv_error *err);
+	enum kv_status (*lay_out)(
+		struct kv_row_codec *codec, const struct kv_format_options *options, struct kv_error *err);
 	/* kv_row_codec_encode(), for a row whose values are all finite. */
 	enum kv_status (*encode)(const struct kv_row_codec *codec, const float *row, uint8_t *out,
 		struct kv_row_scratch *scratch);
@@ -69,17 +70,18 @@ extern const float kv_sign_table[2];
 float kv_row_length(const float *values, uint32_t n_values, double *wide);
 
 /*
- * values[0..n) divided by their norm max(len, 1e-12), in place of a unit row: unit[0..n). Returns the norm, which
- * is infinite when the length overflows float32.
+ * values[0..n) divided by their norm max(len, 1e-12), in place of a unit row: unit[0..n). Returns the norm,
+ * which is infinite when the length overflows float32.
  */
 float kv_row_normalise(const float *values, uint32_t n_values, double *wide, float *unit);
 
 /*
- * The MSE stage of tqN and tqpN: normalises the row, rotates it, and finds the indices of the segment's codebook.
- * BAD_VALUE when the length overflows float32. Fills scratch->codes and *norm; uses unit and turned.
+ * The MSE stage of tqN and tqpN: normalises the row, rotates it, and finds the indices of the segment's
+ * codebook. BAD_VALUE when the length overflows float32. Fills scratch->codes and *norm; uses unit and
+ * turned.
  */
-KV_MUST_CHECK enum kv_status kv_row_quantise(const struct kv_segment *indices, const float *row,
-	struct kv_row_scratch *scratch, float *norm);
+KV_MUST_CHECK enum kv_status kv_row_quantise(
+	const struct kv_segment *indices, const float *row, struct kv_row_scratch *scratch, float *norm);
 
 /* Stores the segment's n_channels codes; codes of padding and trailing bits are 0. */
 void kv_segment_pack(const struct kv_segment *segment, const uint8_t *codes, uint8_t *row);

@@ -1,23 +1,22 @@
 /*
- * fp8 (FORMATS 5): [d bytes of OCP E4M3][scale f32]. The largest value of the row becomes 448, so one scale serves
- * the row and nothing saturates but by rounding. No rotation.
+ * fp8 (FORMATS 5): [d bytes of OCP E4M3][scale f32]. The largest value of the row becomes 448, so one scale
+ * serves the row and nothing saturates but by rounding. No rotation.
  */
 #include <math.h>
 
 #include "core/format_family.h"
 
 /* 8 exponents of 8 mantissas: 0 to 7 are subnormal; a code is (8 + m) * 2^(e - 10), 0x7F and 0xFF are NaN. */
-#define E4M3_ABS(e, m)                                                     \
-	((e) == 15 && (m) == 7 ? NAN                                       \
-			       : (e) == 0 ? (float)(m) * 0x1p-9f           \
-					  : (float)((8 + (m)) << (e)) * 0x1p-10f)
-#define E4M3_8(sign, e)                                                                                \
-	sign E4M3_ABS(e, 0), sign E4M3_ABS(e, 1), sign E4M3_ABS(e, 2), sign E4M3_ABS(e, 3),            \
+#define E4M3_ABS(e, m) \
+	((e) == 15 && (m) == 7 ? NAN : (e) == 0 ? (float)(m)*0x1p-9f : (float)((8 + (m)) << (e)) * 0x1p-10f)
+#define E4M3_8(sign, e)                                                                     \
+	sign E4M3_ABS(e, 0), sign E4M3_ABS(e, 1), sign E4M3_ABS(e, 2), sign E4M3_ABS(e, 3), \
 		sign E4M3_ABS(e, 4), sign E4M3_ABS(e, 5), sign E4M3_ABS(e, 6), sign E4M3_ABS(e, 7)
-#define E4M3_128(sign)                                                                                   \
-	E4M3_8(sign, 0), E4M3_8(sign, 1), E4M3_8(sign, 2), E4M3_8(sign, 3), E4M3_8(sign, 4), E4M3_8(sign, 5), \
-		E4M3_8(sign, 6), E4M3_8(sign, 7), E4M3_8(sign, 8), E4M3_8(sign, 9), E4M3_8(sign, 10),         \
-		E4M3_8(sign, 11), E4M3_8(sign, 12), E4M3_8(sign, 13), E4M3_8(sign, 14), E4M3_8(sign, 15)
+#define E4M3_128(sign)                                                                                    \
+	E4M3_8(sign, 0), E4M3_8(sign, 1), E4M3_8(sign, 2), E4M3_8(sign, 3), E4M3_8(sign, 4),              \
+		E4M3_8(sign, 5), E4M3_8(sign, 6), E4M3_8(sign, 7), E4M3_8(sign, 8), E4M3_8(sign, 9),      \
+		E4M3_8(sign, 10), E4M3_8(sign, 11), E4M3_8(sign, 12), E4M3_8(sign, 13), E4M3_8(sign, 14), \
+		E4M3_8(sign, 15)
 
 static const float e4m3_table[256] = { E4M3_128(+), E4M3_128(-) };
 

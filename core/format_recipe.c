@@ -1,8 +1,9 @@
 /*
  * turboquant25 and turboquant35 (FORMATS 5.4): the high group, then the low one, each
  * [pack(indices)][pack(signs)][norm f16][residual norm f16]. A group is what tqpN is to a row, with three
- * differences: it is rotated in blocks by a matrix that is the same everywhere, its residual is that of the unit
- * row, and the norms become float16, in the row only. So the residual norm scales the signs, and the norm the sum.
+ * differences: it is rotated in blocks by a matrix that is the same everywhere, its residual is that of the
+ * unit row, and the norms become float16, in the row only. So the residual norm scales the signs, and the
+ * norm the sum.
  */
 #include <math.h>
 #include <string.h>
@@ -74,8 +75,8 @@ static enum kv_status get_rotations(struct kv_row_codec *codec, const struct kv_
 		rotations[1] = options->like->segments[2 * group_idx + 1].rotation;
 		return KV_OK;
 	}
-	status = kv_rotation_create(
-		KV_ROTATION_BLOCK, dim, kv_recipe_rotation_seed(is_high, dim), &made, err);
+	status =
+		kv_rotation_create(KV_ROTATION_BLOCK, dim, kv_recipe_rotation_seed(is_high, dim), &made, err);
 	if (status != KV_OK)
 		return status;
 	kv_row_codec_own_rotation(codec, made);
@@ -189,8 +190,8 @@ static enum kv_status recipe_encode(
 		const struct kv_segment *indices = &codec->segments[2 * g];
 		const uint32_t first = (uint32_t)(indices->channels - codec->channels);
 
-		norms[g] = kv_row_normalise(scratch->rest + first, indices->n_channels, scratch->wide,
-			scratch->unit + first);
+		norms[g] = kv_row_normalise(
+			scratch->rest + first, indices->n_channels, scratch->wide, scratch->unit + first);
 		if (!(norms[g] < KV_F16_OVERFLOW))
 			return KV_BAD_VALUE;
 	}

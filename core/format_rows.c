@@ -40,8 +40,8 @@ float kv_row_normalise(const float *values, uint32_t n_values, double *wide, flo
 	return norm;
 }
 
-enum kv_status kv_row_quantise(const struct kv_segment *indices, const float *row,
-	struct kv_row_scratch *scratch, float *norm)
+enum kv_status kv_row_quantise(
+	const struct kv_segment *indices, const float *row, struct kv_row_scratch *scratch, float *norm)
 {
 	*norm = kv_row_normalise(row, indices->n_channels, scratch->wide, scratch->unit);
 	if (!kv_f32_is_finite(*norm))
@@ -137,8 +137,8 @@ static bool next_group(const struct kv_row_codec *codec, const struct kv_segment
 }
 
 /* Adds a segment's values in the channels' own basis to the row, or begins the row with them. */
-static void decode_segment(const struct kv_row_codec *codec, const struct kv_segment *segment, const uint8_t *row,
-	float *values, float *out)
+static void decode_segment(const struct kv_row_codec *codec, const struct kv_segment *segment,
+	const uint8_t *row, float *values, float *out)
 {
 	struct group group = { 0 };
 
@@ -165,8 +165,9 @@ static bool shares_outer(const struct kv_segment *a, const struct kv_segment *b)
 }
 
 /*
- * float32, every operation rounded, in the order of the formulas of FORMATS 5: rotate back, multiply by (factor *
- * scale), add the zero, add to what the segments before gave, and multiply the sum by the outer scale.
+ * float32, every operation rounded, in the order of the formulas of FORMATS 5: rotate back, multiply by
+ * (factor * scale), add the zero, add to what the segments before gave, and multiply the sum by the outer
+ * scale.
  */
 void kv_row_codec_decode(
 	const struct kv_row_codec *codec, const uint8_t *row, float *out, struct kv_row_scratch *scratch)

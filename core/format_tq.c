@@ -1,7 +1,7 @@
 /*
  * tqN (FORMATS 5.1): [pack(indices, N)][norm f32]. The row is divided by its length, rotated, and every
- * coordinate gets the index of its codebook cell. With norm_correction the stored norm is divided by the length
- * of the centroids, so that the decoded row is as long as the original.
+ * coordinate gets the index of its codebook cell. With norm_correction the stored norm is divided by the
+ * length of the centroids, so that the decoded row is as long as the original.
  */
 #include "core/format_family.h"
 

@@ -1,7 +1,7 @@
 /*
- * tqpN (FORMATS 5.2): [pack(indices, N - 1)][pack(signs, 1)][norm f32][residual norm f32]. The indices are those
- * of tqN with one bit less; the signs are those of a random projection of what they leave over. Scores with the
- * signs are unbiased: <q, x> is about <q, x^> + len(r) * sqrt(pi/2) / d * <S q, z>.
+ * tqpN (FORMATS 5.2): [pack(indices, N - 1)][pack(signs, 1)][norm f32][residual norm f32]. The indices are
+ * those of tqN with one bit less; the signs are those of a random projection of what they leave over. Scores
+ * with the signs are unbiased: <q, x> is about <q, x^> + len(r) * sqrt(pi/2) / d * <S q, z>.
  */
 #include <math.h>
 

@@ -1,7 +1,7 @@
 /*
- * vN (FORMATS 5.3): [pack(codes, N)][scale f16 x groups][zero f16 x groups]. Groups of channels are spread evenly
- * from their minimum to their maximum. No rotation. The codes are made with the scale and zero as they are, before
- * these are rounded to float16.
+ * vN (FORMATS 5.3): [pack(codes, N)][scale f16 x groups][zero f16 x groups]. Groups of channels are spread
+ * evenly from their minimum to their maximum. No rotation. The codes are made with the scale and zero as they
+ * are, before these are rounded to float16.
  */
 #include <math.h>
 #include <string.h>
@@ -9,10 +9,10 @@
 #include "core/checked.h"
 #include "core/format_family.h"
 
-#define AFFINE_8(n)  n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7
-#define AFFINE_64(n) \
-	AFFINE_8(n), AFFINE_8(n + 8), AFFINE_8(n + 16), AFFINE_8(n + 24), AFFINE_8(n + 32), AFFINE_8(n + 40), \
-		AFFINE_8(n + 48), AFFINE_8(n + 56)
+#define AFFINE_8(n) n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7
+#define AFFINE_64(n)                                                                        \
+	AFFINE_8(n), AFFINE_8(n + 8), AFFINE_8(n + 16), AFFINE_8(n + 24), AFFINE_8(n + 32), \
+		AFFINE_8(n + 40), AFFINE_8(n + 48), AFFINE_8(n + 56)
 static const float affine_table[256] = { AFFINE_64(0), AFFINE_64(64), AFFINE_64(128), AFFINE_64(192) };
 
 static uint32_t group_channels(const struct kv_format_options *options)

@@ -1,7 +1,7 @@
 /*
- * k_center: a mean that is taken off every K row of a KV head before it is stored (FORMATS 8). Keys with a large
- * constant part keep their precision for what differs between them. Attention adds scale * <q, mu> back to every
- * logit (core/attention.h), reading rows adds mu back.
+ * k_center: a mean that is taken off every K row of a KV head before it is stored (FORMATS 8). Keys with a
+ * large constant part keep their precision for what differs between them. Attention adds scale * <q, mu> back
+ * to every logit (core/attention.h), reading rows adds mu back.
  *
  * mu is head_dim float32 of one layer and KV head; the caller owns it. Pure functions, any thread, no heap.
  */
@@ -12,7 +12,8 @@
 
 #include "core/error.h"
 
-/* Before encoding: out = row - mu in float32; may overflow to infinity, which encoders refuse. In place allowed. */
+/* Before encoding: out = row - mu in float32; may overflow to infinity, which encoders refuse. In place
+ * allowed. */
 void kv_k_center_subtract(const float *mu, const float *row, uint32_t head_dim, float *out);
 /* After decoding: row += mu in float32. */
 void kv_k_center_add(const float *mu, uint32_t head_dim, float *row);
@@ -22,8 +23,8 @@ double kv_k_center_product(const float *mu, const float *q, uint32_t head_dim);
 KV_MUST_CHECK enum kv_status kv_k_center_check(const float *mu, uint32_t n_values, struct kv_error *err);
 
 /*
- * Measuring: begin with zeroed sums[head_dim], take every row in order of tokens, finish with the number of rows.
- * The mean is rounded to float32 once; without rows it is 0.
+ * Measuring: begin with zeroed sums[head_dim], take every row in order of tokens, finish with the number of
+ * rows. The mean is rounded to float32 once; without rows it is 0.
  */
 void kv_k_center_take(double *sums, const float *row, uint32_t head_dim);
 void kv_k_center_finish(const double *sums, uint64_t n_rows, uint32_t head_dim, float *mu);

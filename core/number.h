@@ -56,7 +56,8 @@ uint16_t kv_f32_to_f16(float value);
 float kv_f16_to_f32(uint16_t half);
 /*
  * OCP E4M3: sign, 4 exponent bits, 3 mantissa bits; no infinity, 0x7F and 0xFF are NaN, the largest number is
- * 448. Saturating: anything beyond it, infinity included, becomes 448. NaN stays NaN. The sign is always kept.
+ * 448. Saturating: anything beyond it, infinity included, becomes 448. NaN stays NaN. The sign is always
+ * kept.
  */
 #define KV_E4M3_MAX 448.0f
 uint8_t kv_f32_to_e4m3(float value);

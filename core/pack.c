@@ -1,23 +1,77 @@
-/* A window of at most 15 bits runs along the stream: values enter at its top, bytes leave at its bottom. */
+/*
+ * Eight values are `bits` whole bytes, so rows are packed eight values at a time through one word, and unpacked the
+ * same way or byte by byte where no value straddles bytes. Each width has a loop of its own, in which every shift is
+ * known to the compiler. What is left over goes through a window of at most 15 bits that runs along the stream:
+ * values enter at its top, bytes leave at its bottom.
+ */
 #include "core/pack.h"
 
+#include <string.h>
+
 #include "core/error.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low byte of a word is its first one");
+
+#define GROUP_VALUES 8u
 
 uint32_t kv_packed_bytes(uint32_t n_values, uint32_t bits)
 {
 	return (uint32_t)(((uint64_t)n_values * bits + 7) / 8);
 }
 
+static inline void pack_groups(const uint8_t *values, uint32_t n_groups, uint32_t bits, uint8_t *out)
+{
+	for (uint32_t g = 0; g < n_groups; g++) {
+		uint64_t word = 0;
+
+		for (uint32_t k = 0; k < GROUP_VALUES; k++)
+			word |= (uint64_t)values[g * GROUP_VALUES + k] << k * bits;
+		memcpy(out + (size_t)g * bits, &word, bits);
+	}
+}
+
+static inline void unpack_groups(const uint8_t *packed, uint32_t n_groups, uint32_t bits, uint8_t *values)
+{
+	const uint32_t mask = (1u << bits) - 1, n_per_byte = 8 / bits;
+
+	if (8 % bits == 0) { /* no value straddles bytes: a loop that compilers vectorise */
+		for (uint32_t i = 0; i < n_groups * bits; i++) {
+			for (uint32_t k = 0; k < n_per_byte; k++)
+				values[i * n_per_byte + k] = packed[i] >> k * bits & mask;
+		}
+		return;
+	}
+	for (uint32_t g = 0; g < n_groups; g++) {
+		uint64_t word = 0;
+
+		memcpy(&word, packed + (size_t)g * bits, bits);
+		for (uint32_t k = 0; k < GROUP_VALUES; k++)
+			values[g * GROUP_VALUES + k] = (uint8_t)(word >> k * bits & mask);
+	}
+}
+
+#define WIDTHS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+
 enum kv_status kv_pack(const uint8_t *values, uint32_t n_values, uint32_t bits, uint8_t *out)
 {
-	uint32_t window = 0, n_window_bits = 0;
+	const uint32_t n_groups = n_values / GROUP_VALUES;
+	uint32_t all = 0, window = 0, n_window_bits = 0;
 
 	KV_ASSERT(bits >= 1 && bits <= KV_PACK_BITS_MAX);
-	for (uint32_t i = 0; i < n_values; i++) {
-		if (values[i] >> bits)
-			return KV_BAD_VALUE;
+	for (uint32_t i = 0; i < n_values; i++)
+		all |= values[i];
+	if (all >> bits)
+		return KV_BAD_VALUE;
+	switch (bits) {
+#define PACK_CASE(width)                                     \
+	case width:                                          \
+		pack_groups(values, n_groups, (width), out); \
+		break;
+		WIDTHS(PACK_CASE)
+#undef PACK_CASE
 	}
-	for (uint32_t i = 0; i < n_values; i++) {
+	out += (size_t)n_groups * bits;
+	for (uint32_t i = n_groups * GROUP_VALUES; i < n_values; i++) {
 		window |= (uint32_t)values[i] << n_window_bits;
 		n_window_bits += bits;
 		if (n_window_bits >= 8) {
@@ -33,20 +87,20 @@ enum kv_status kv_pack(const uint8_t *values, uint32_t n_values, uint32_t bits, 
 
 void kv_unpack(const uint8_t *packed, uint32_t n_values, uint32_t bits, uint8_t *values)
 {
-	const uint32_t mask = (1u << bits) - 1;
+	const uint32_t n_groups = n_values / GROUP_VALUES, mask = (1u << bits) - 1;
 	uint32_t window = 0, n_window_bits = 0;
 
 	KV_ASSERT(bits >= 1 && bits <= KV_PACK_BITS_MAX);
-	if (bits == 4) { /* the common width, and the one whose values never straddle bytes */
-		for (uint32_t i = 0; i < n_values / 2; i++) {
-			values[2 * i] = packed[i] & 0xFu;
-			values[2 * i + 1] = packed[i] >> 4;
-		}
-		if (n_values % 2 != 0)
-			values[n_values - 1] = packed[n_values / 2] & 0xFu;
-		return;
+	switch (bits) {
+#define UNPACK_CASE(width)                                        \
+	case width:                                               \
+		unpack_groups(packed, n_groups, (width), values); \
+		break;
+		WIDTHS(UNPACK_CASE)
+#undef UNPACK_CASE
 	}
-	for (uint32_t i = 0; i < n_values; i++) {
+	packed += (size_t)n_groups * bits;
+	for (uint32_t i = n_groups * GROUP_VALUES; i < n_values; i++) {
 		if (n_window_bits < bits) {
 			window |= (uint32_t)*packed++ << n_window_bits;
 			n_window_bits += 8;

@@ -94,15 +94,15 @@ static enum kv_status layer_of_key(const char *key, uint32_t *layer_idx, struct 
 	for (; *digits >= '0' && *digits <= '9'; digits++) {
 		number = 10 * number + (uint32_t)(*digits - '0');
 		if (number >= KV_RECIPE_LAYERS_MAX)
-			return kv_fail(err, KV_BAD_CONFIG, "recipe file: layer \"%.64s\" is not below %u", key,
-				KV_RECIPE_LAYERS_MAX);
+			return kv_fail(err, KV_BAD_CONFIG, "recipe file: layer \"%.64s\" is not below %u",
+				key, KV_RECIPE_LAYERS_MAX);
 	}
 	*layer_idx = number;
 	return KV_OK;
 }
 
-static enum kv_status get_list(const json_t *list, const struct kv_recipe_file *file, uint16_t *channels,
-	struct kv_error *err)
+static enum kv_status get_list(
+	const json_t *list, const struct kv_recipe_file *file, uint16_t *channels, struct kv_error *err)
 {
 	if (!json_is_array(list) || json_array_size(list) != file->n_high)
 		return kv_fail(err, KV_BAD_CONFIG, "must be a list of %u channels", file->n_high);
@@ -115,7 +115,8 @@ static enum kv_status get_list(const json_t *list, const struct kv_recipe_file *
 				file->head_dim);
 		channels[i] = (uint16_t)json_integer_value(item);
 	}
-	if (kv_recipe_check_channels(file->format->recipe, file->head_dim, channels, file->n_high, err) != KV_OK)
+	if (kv_recipe_check_channels(file->format->recipe, file->head_dim, channels, file->n_high, err) !=
+		KV_OK)
 		return KV_BAD_CONFIG;
 	return KV_OK;
 }
@@ -132,8 +133,8 @@ static enum kv_status get_layer(const json_t *layer, const char *key, const stru
 				"recipe file: layer \"%.64s\": `%s` must have a list for each of %u KV heads",
 				key, list_names[v], file->kv_heads);
 		for (uint32_t head = 0; head < file->kv_heads; head++) {
-			const enum kv_status status = get_list(json_array_get(heads, head), file,
-				list_at(file, layer_at, v, head), err);
+			const enum kv_status status = get_list(
+				json_array_get(heads, head), file, list_at(file, layer_at, v, head), err);
 
 			if (status != KV_OK) {
 				if (err) /* every failure of a list is one of the file */
@@ -191,8 +192,9 @@ static enum kv_status get_format(
 			"recipe file: `recipe` must be \"turboquant25\" or \"turboquant35\"");
 	if (!json_is_integer(size) || json_integer_value(size) < 0 ||
 		json_integer_value(size) > KV_HEAD_DIM_MAX)
-		return kv_fail(err, KV_BAD_CONFIG, "recipe file: `head_size` must be an integer from %u to %u",
-			KV_HEAD_DIM_MIN, KV_HEAD_DIM_MAX);
+		return kv_fail(err, KV_BAD_CONFIG,
+			"recipe file: `head_size` must be an integer from %u to %u", KV_HEAD_DIM_MIN,
+			KV_HEAD_DIM_MAX);
 	*head_dim = (uint32_t)json_integer_value(size);
 	if (kv_format_check(*format, *head_dim, err) != KV_OK) {
 		if (err)
@@ -209,8 +211,9 @@ static enum kv_status get_kv_heads(const json_t *layer, uint32_t *kv_heads, stru
 	const size_t n = json_array_size(json_object_get(layer, list_names[0]));
 
 	if (n < 1 || n > KV_RECIPE_HEADS_MAX)
-		return kv_fail(err, KV_BAD_CONFIG, "recipe file: `%s` must have 1 to %u lists, one per KV head",
-			list_names[0], KV_RECIPE_HEADS_MAX);
+		return kv_fail(err, KV_BAD_CONFIG,
+			"recipe file: `%s` must have 1 to %u lists, one per KV head", list_names[0],
+			KV_RECIPE_HEADS_MAX);
 	*kv_heads = (uint32_t)n;
 	return KV_OK;
 }
@@ -227,8 +230,8 @@ static enum kv_status get_file(const json_t *json, struct kv_recipe_file **file,
 	if (status != KV_OK)
 		return status;
 	if (json_object_size(layers) == 0 || json_object_size(layers) > KV_RECIPE_LAYERS_MAX)
-		return kv_fail(err, KV_BAD_CONFIG, "recipe file: `layers` must be an object of 1 to %u layers",
-			KV_RECIPE_LAYERS_MAX);
+		return kv_fail(err, KV_BAD_CONFIG,
+			"recipe file: `layers` must be an object of 1 to %u layers", KV_RECIPE_LAYERS_MAX);
 	const uint32_t n_layers = (uint32_t)json_object_size(layers);
 
 	status = order_layers(layers, keys, layer_idxs, err);

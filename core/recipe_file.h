@@ -1,7 +1,7 @@
 /*
  * Recipe files: which channels of every layer, KV head and side get more bits, in the published schema of
- * `turboquant_kv.json` (FORMATS 5.4, version 1). The text comes from outside and is checked; reading and writing
- * the file itself is the caller's. Immutable once parsed; any thread.
+ * `turboquant_kv.json` (FORMATS 5.4, version 1). The text comes from outside and is checked; reading and
+ * writing the file itself is the caller's. Immutable once parsed; any thread.
  */
 #ifndef CORE_RECIPE_FILE_H
 #define CORE_RECIPE_FILE_H
@@ -31,9 +31,9 @@ struct kv_recipe_file {
 KV_MUST_CHECK enum kv_status kv_recipe_file_create(const struct kv_format *format, uint32_t head_dim,
 	uint32_t kv_heads, uint32_t n_layers, struct kv_recipe_file **file, struct kv_error *err);
 /*
- * BAD_CONFIG with the line, or the member and what is wrong with it. A layer's key is its number, or a name whose
- * first decimal number is the layer. Members that this version does not know are ignored. The caller owns the
- * result until kv_recipe_file_destroy(), which accepts NULL.
+ * BAD_CONFIG with the line, or the member and what is wrong with it. A layer's key is its number, or a name
+ * whose first decimal number is the layer. Members that this version does not know are ignored. The caller
+ * owns the result until kv_recipe_file_destroy(), which accepts NULL.
  */
 KV_MUST_CHECK enum kv_status kv_recipe_file_parse(
 	const char *text, size_t text_bytes, struct kv_recipe_file **file, struct kv_error *err);

@@ -157,8 +157,8 @@ static enum kv_status check_orthogonal(const float *matrix, uint32_t n, struct k
 			double product = 0;
 
 			for (uint32_t j = 0; j < n; j++)
-				product += (double)matrix[(size_t)i * n + j] *
-					(double)matrix[(size_t)k * n + j];
+				product +=
+					(double)matrix[(size_t)i * n + j] * (double)matrix[(size_t)k * n + j];
 			if (fabs(product - (i == k)) > KV_ROTATION_ORTHOGONAL_TOLERANCE)
 				return kv_fail(err, KV_BAD_VALUE,
 					"matrix is not orthogonal: rows %u and %u have the product %.9g", k,
@@ -283,8 +283,8 @@ static void hadamard_f64(const struct kv_rotation *rotation, const float *signs_
 /* ---- dense matrices ---- */
 
 /*
- * Products of two float32 are exact in float64, so only the order of the sum matters: each result is summed over
- * increasing index. Eight results side by side, since one sum alone would wait for itself.
+ * Products of two float32 are exact in float64, so only the order of the sum matters: each result is summed
+ * over increasing index. Eight results side by side, since one sum alone would wait for itself.
  */
 #define LANES 8u
 _Static_assert(KV_HEAD_DIM_STEP % LANES == 0, "matrix rows are taken in whole groups");
@@ -322,7 +322,8 @@ static void multiply_transposed(const struct kv_rotation *rotation, const double
 	}
 }
 
-static void apply_matrix_f32(const struct kv_rotation *rotation, bool is_transposed, const float *from, float *to)
+static void apply_matrix_f32(
+	const struct kv_rotation *rotation, bool is_transposed, const float *from, float *to)
 {
 	double wide[KV_HEAD_DIM_MAX] = { 0 }, product[KV_HEAD_DIM_MAX];
 

@@ -3,12 +3,14 @@
  *
  * One rotation serves K and V of a pool, or of a layer. It is made once from a seed or a given matrix, is
  * immutable afterwards and may be shared by any number of threads; row codecs borrow it, so it outlives them.
- * Two precisions: the float32 functions follow the written order of FORMATS, since stored bytes depend on them;
- * the float64 functions apply the same matrix to queries and attention outputs, where only the error counts.
+ * Two precisions: the float32 functions follow the written order of FORMATS, since stored bytes depend on
+ * them; the float64 functions apply the same matrix to queries and attention outputs, where only the error
+ * counts.
  *
- * Two ways of storage stand behind all kinds: signs and butterflies in blocks of powers of two (rht, block), or
- * a dense float32 matrix (qr, file, projection). The projections of the QJL signs (FORMATS 5.2, 5.4) are objects
- * of the same type, though their rows have length sqrt(block) instead of 1: backward is S^T, not the inverse.
+ * Two ways of storage stand behind all kinds: signs and butterflies in blocks of powers of two (rht, block),
+ * or a dense float32 matrix (qr, file, projection). The projections of the QJL signs (FORMATS 5.2, 5.4) are
+ * objects of the same type, though their rows have length sqrt(block) instead of 1: backward is S^T, not the
+ * inverse.
  *
  * Creating a qr takes some 10 ms at 256 channels: call it where computing is allowed.
  */
@@ -27,8 +29,8 @@
 /* Added to the rotation's seed for the projection of tqpN (FORMATS 5.2). */
 #define KV_PROJECTION_SEED_OFFSET 1000u
 /*
- * How far a given matrix may be from orthogonal: largest entry of P P^T - I. A matrix that was made in float32
- * is off by some 1e-6; an error of 1e-5 is still below the error of 8 bits (relative 6e-3) by far.
+ * How far a given matrix may be from orthogonal: largest entry of P P^T - I. A matrix that was made in
+ * float32 is off by some 1e-6; an error of 1e-5 is still below the error of 8 bits (relative 6e-3) by far.
  */
 #define KV_ROTATION_ORTHOGONAL_TOLERANCE 1e-5
 
@@ -69,19 +71,20 @@ KV_MUST_CHECK enum kv_status kv_rotation_check(
 uint32_t kv_rotation_layer_seed(uint64_t seed_base, uint32_t layer_idx, uint32_t head_idx);
 
 /*
- * rht, qr, block (normalised) from a seed. The caller owns the result until kv_rotation_destroy(), which accepts
- * NULL. Kinds that are a given matrix are BAD_ARG here.
+ * rht, qr, block (normalised) from a seed. The caller owns the result until kv_rotation_destroy(), which
+ * accepts NULL. Kinds that are a given matrix are BAD_ARG here.
  */
 KV_MUST_CHECK enum kv_status kv_rotation_create(enum kv_rotation_kind kind, uint32_t head_dim, uint64_t seed,
 	struct kv_rotation **rotation, struct kv_error *err);
 /*
- * file or projection from head_dim * head_dim float32, row-major, which are copied. All must be finite; a file
- * must be orthogonal within KV_ROTATION_ORTHOGONAL_TOLERANCE, else BAD_VALUE names the first bad rows. The seed
- * of a file is what the projection of tqpN is derived from.
+ * file or projection from head_dim * head_dim float32, row-major, which are copied. All must be finite; a
+ * file must be orthogonal within KV_ROTATION_ORTHOGONAL_TOLERANCE, else BAD_VALUE names the first bad rows.
+ * The seed of a file is what the projection of tqpN is derived from.
  */
 KV_MUST_CHECK enum kv_status kv_rotation_create_from_matrix(enum kv_rotation_kind kind, uint32_t head_dim,
 	uint64_t seed, const float *matrix, struct kv_rotation **rotation, struct kv_error *err);
-/* Signs and unnormalised butterflies in blocks: y = H (s * x). The projection of recipes, from its own seed. */
+/* Signs and unnormalised butterflies in blocks: y = H (s * x). The projection of recipes, from its own seed.
+ */
 KV_MUST_CHECK enum kv_status kv_rotation_create_signs(
 	uint32_t head_dim, uint64_t seed, struct kv_rotation **rotation, struct kv_error *err);
 /*

@@ -1,7 +1,7 @@
 /*
- * Householder QR. Arrays are kept by columns, so that every inner loop runs along memory. Sums are in order of
- * index: the same bits for every compiler. Another order (a blocked LAPACK) differs by some 1e-15 and changes a
- * float32 entry only where it lies that close to the middle between two float32.
+ * Householder QR. Arrays are kept by columns, so that every inner loop runs along memory. Sums are in order
+ * of index: the same bits for every compiler. Another order (a blocked LAPACK) differs by some 1e-15 and
+ * changes a float32 entry only where it lies that close to the middle between two float32.
  */
 #include "core/rotation_qr.h"
 

@@ -1,6 +1,6 @@
 /*
- * The matrix of a qr rotation: Q of the Householder QR of a Gaussian matrix, in float64, with the signs that make
- * it unique and a determinant of +1 (FORMATS 2). Included by core/rotation.c.
+ * The matrix of a qr rotation: Q of the Householder QR of a Gaussian matrix, in float64, with the signs that
+ * make it unique and a determinant of +1 (FORMATS 2). Included by core/rotation.c.
  */
 #ifndef CORE_ROTATION_QR_H
 #define CORE_ROTATION_QR_H

@@ -236,6 +236,7 @@ enum kvp_pool_info_what {
 	KVP_POOL_INFO_JSON = 0,
 	KVP_POOL_INFO_ROTATION = 1,
 	KVP_POOL_INFO_K_CENTER = 2,
+	KVP_POOL_INFO_V_ROTATION = 3, /* V's, which is K's unless their dims differ */
 };
 enum kvp_tell_flag {
 	KVP_TELL_PER_LAYER = 1 << 0,

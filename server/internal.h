@@ -28,8 +28,9 @@
 
 #define SRV_SMALL_SLOT_BYTES 65536u /* in and out, each */
 #define SRV_REPLY_BYTES      32768u
-#define SRV_RECV_BYTES_MAX   262144u /* per receive and turn, so that one large payload cannot hold the loop \
-				      */
+#define SRV_RECV_BYTES_MAX                                                              \
+	262144u /* per receive and turn, so that one large payload cannot hold the loop \
+		 */
 #define SRV_BATCH_BYTES_MAX  4194304u /* rows in one batch, or one item */
 #define SRV_PLANS_PER_LANE   2u       /* batches in flight per pool */
 #define SRV_RELEASE_PER_TURN 1024u    /* blocks given back per turn */
@@ -239,6 +240,8 @@ void srv_conns_finish(struct srv_server *server);
 void srv_conn_event(struct srv_server *server, const struct kv_io_event *event);
 /* Goes on as far as possible with what has been received. The connection may be closing below. */
 void srv_conn_advance(struct srv_conn *conn);
+/* conn_send.c */
+void srv_conn_sent(struct srv_conn *conn, int64_t result);
 /* Posts the next send if there is something to send and none is posted. */
 void srv_conn_kick_send(struct srv_conn *conn);
 void srv_conn_close(struct srv_conn *conn, const char *reason);
@@ -264,6 +267,20 @@ bool srv_refuse(
 bool srv_refuse_status(struct srv_conn *conn, enum kv_status status, uint32_t offset, const char *detail);
 /* Finds the session of the frame and checks that this connection owns it. */
 KV_MUST_CHECK enum kv_status srv_find_session(struct srv_conn *conn, struct kv_session **session);
+
+/* Header and op struct of a control reply: n_items of 32 bytes and the payload are the caller's. Returns the
+ * frame's bytes. */
+uint32_t srv_reply_header(const struct srv_conn *conn, uint8_t *room, enum kv_status status,
+	uint32_t op_bytes, uint32_t n_items, uint64_t payload_bytes);
+/* Sends the reply that was written to the room, and goes on with the next frame. */
+void srv_reply_send(struct srv_conn *conn, uint32_t n_bytes);
+
+/* operations.c: answers the frame in server->scratch, or parks the connection */
+void srv_op_pool_info(struct srv_conn *conn);
+void srv_op_open(struct srv_conn *conn); /* and ATTACH */
+void srv_op_close(struct srv_conn *conn, struct kv_session *session);
+void srv_op_tell(struct srv_conn *conn, struct kv_session *session);
+void srv_op_items(struct srv_conn *conn, struct kv_session *session); /* TRUNCATE, FREE */
 
 /* rows.c */
 void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body);

@@ -414,3 +414,11 @@ enum kv_status srv_options_check(struct srv_options *options, struct kv_error *e
 			(unsigned long long)options->frame_bytes_max);
 	return KV_OK;
 }
+
+void srv_options_wrap_pool(const struct srv_options *options, size_t idx, struct kv_error *err)
+{
+	if (options->are_pools_from_flags)
+		kv_error_wrap(err, "--pool number %zu", idx + 1);
+	else
+		kv_error_wrap(err, "%s: pools[%zu]", options->config_path, idx);
+}

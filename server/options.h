@@ -65,6 +65,7 @@ struct srv_options {
 	struct kv_io_address listen[SRV_LISTEN_MAX];
 	uint32_t n_listen;
 	json_t *pools; /* array of pool JSON objects; owned */
+	bool are_pools_from_flags;
 	char config_path[4096];
 	bool is_check_only; /* --check-config */
 };
@@ -84,6 +85,8 @@ KV_MUST_CHECK enum srv_options_outcome srv_options_parse(
 KV_MUST_CHECK enum kv_status srv_options_merge_json(
 	struct srv_options *options, const char *text, uint64_t n_bytes, const char *source, struct kv_error *err);
 void srv_options_finish(struct srv_options *options);
+/* Puts where pools[idx] was declared in front of an error: the file or the flag. */
+void srv_options_wrap_pool(const struct srv_options *options, size_t idx, struct kv_error *err);
 /* The configuration as GET /v1/config returns it (same schema as the file). json_decref() it. */
 json_t *srv_options_to_json(const struct srv_options *options);
 /* "2GiB" or "80%" of free_bytes, rounded down to 4096. */

@@ -199,6 +199,7 @@ static enum kv_status walk_second(struct srv_options *options, struct cli *cli, 
 		}
 		if (code == CODE_POOL && !has_pool) {
 			json_array_clear(options->pools);
+			options->are_pools_from_flags = true;
 			has_pool = true;
 		}
 		status = apply_flag(options, code, value, err);
@@ -260,7 +261,7 @@ static enum kv_status check_pools_completely(const struct srv_options *options, 
 		const enum kv_status status = kv_pool_spec_create(pool, &spec, err);
 
 		if (status != KV_OK) {
-			kv_error_wrap(err, "pools[%zu]", idx);
+			srv_options_wrap_pool(options, idx, err);
 			return status;
 		}
 		kv_pool_spec_destroy(spec);

@@ -3,6 +3,8 @@
  */
 #include "server/internal.h"
 
+#include <string.h>
+
 #include "core/format.h"
 
 static enum kv_status add_to_domain(struct srv_server *server, struct kv_pool_spec *spec, uint64_t offset,
@@ -38,6 +40,9 @@ enum kv_status srv_pool_create(
 	uint64_t n_bytes = 0, offset = 0;
 	enum kv_status status = server->backend->ops->pool_check(server->backend, spec, &n_bytes, err);
 
+	/* Before the arena is asked: a name that is taken must not be told as a lack of memory. */
+	if (kv_domain_pool_by_name(server->domain, spec->name, (uint32_t)strlen(spec->name)))
+		return kv_fail(err, KV_EXISTS, "pool \"%s\" exists already", spec->name);
 	if (status == KV_OK)
 		status = kv_arena_carve(server->arena, n_bytes, &offset, err);
 	if (status != KV_OK) {

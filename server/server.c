@@ -29,7 +29,7 @@ static enum kv_status make_pools(struct srv_server *server, struct kv_error *err
 			status = srv_pool_create(server, spec, &pool, err);
 		if (status != KV_OK) {
 			kv_pool_spec_destroy(spec);
-			kv_error_wrap(err, "pools[%zu]", i);
+			srv_options_wrap_pool(server->options, i, err);
 			return status;
 		}
 	}

@@ -130,7 +130,7 @@ struct srv_request *srv_request_take(
 	request->header = conn->header;
 	request->header_ns = server->now_ns;
 	request->deadline_ns =
-		conn->header.deadline_us ? server->now_ns + conn->header.deadline_us * KV_NS_PER_US : 0;
+		conn->header.deadline_us ? conn->header_ns + conn->header.deadline_us * KV_NS_PER_US : 0;
 	request->session = NULL;
 	request->lane = NULL;
 	request->in_bytes = 0;

@@ -1,6 +1,7 @@
 /*
- * What fuzz targets share: a check that ends the process with its text, inputs cut into parts, copies of exactly
- * the given size (so that the address sanitizer sees one byte too many), and what every refusal owes its reader.
+ * What fuzz targets share: a check that ends the process with its text, inputs cut into parts, copies of
+ * exactly the given size (so that the address sanitizer sees one byte too many), and what every refusal owes
+ * its reader.
  */
 #ifndef TESTS_FUZZ_FUZZ_H
 #define TESTS_FUZZ_FUZZ_H
@@ -59,13 +60,20 @@ static inline void fuzz_bytes(struct fuzz_input *input, void *out, size_t n_byte
 	input->n_bytes -= n;
 }
 
-/* free() it. */
+/* Exactly n_bytes; free() it. */
+static inline void *fuzz_alloc(size_t n_bytes)
+{
+	void *memory = malloc(n_bytes > 0 ? n_bytes : 1);
+
+	if (!memory)
+		abort();
+	return memory;
+}
+
 static inline void *fuzz_copy(const void *bytes, size_t n_bytes)
 {
-	void *copy = malloc(n_bytes > 0 ? n_bytes : 1);
+	void *copy = fuzz_alloc(n_bytes);
 
-	if (!copy)
-		abort();
 	if (n_bytes > 0)
 		memcpy(copy, bytes, n_bytes);
 	return copy;

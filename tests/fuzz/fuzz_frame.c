@@ -1,6 +1,6 @@
 /*
- * Fuzz target: 64 bytes as the header of a frame, through every check that needs no more than them, and the error
- * frame that answers a refusal.
+ * Fuzz target: 64 bytes as the header of a frame, through every check that needs no more than them, and the
+ * error frame that answers a refusal.
  *
  * Input: mode, limits, 64 bytes of header, text of the answer. Bit 0 of the mode leaves the header as it is.
  */
@@ -25,15 +25,10 @@ static bool is_read(enum kv_status status)
 /* A whole frame that the peer can read, about the fault and nothing else. */
 static void check_answer(const struct kvp_header *request, const struct kvp_fault *fault, const char *detail)
 {
-	uint8_t *frame = fuzz_copy(NULL, 0);
+	uint8_t *frame = fuzz_alloc(KVP_ERROR_FRAME_BYTES_MAX);
 	struct kvp_frame_error error;
 	struct kvp_header header;
 	struct kvp_fault none;
-
-	free(frame);
-	frame = malloc(KVP_ERROR_FRAME_BYTES_MAX);
-	if (!frame)
-		abort();
 	const size_t n_bytes = kvp_error_frame_encode(request, fault, detail, 7, frame);
 
 	FUZZ_CHECK(n_bytes > KVP_HEADER_BYTES && n_bytes <= KVP_ERROR_FRAME_BYTES_MAX);

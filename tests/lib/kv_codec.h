@@ -27,8 +27,8 @@ static inline struct kv_test_codec kv_test_codec_make_rotated(const char *name, 
 		kind = kv_rotation_kind_default(head_dim);
 	ck_assert_msg(kv_format_parse(name, &format, &err) == KV_OK, "%s", err.msg);
 	if (kv_format_is_rotated(format))
-		ck_assert_msg(kv_rotation_create(kind, head_dim, 42, &made.rotation, &err) == KV_OK, "%s",
-			err.msg);
+		ck_assert_msg(
+			kv_rotation_create(kind, head_dim, 42, &made.rotation, &err) == KV_OK, "%s", err.msg);
 	ck_assert_msg(kv_row_codec_create_with(format, head_dim, made.rotation, options, &made.codec, &err) ==
 			KV_OK,
 		"%s", err.msg);

@@ -36,8 +36,8 @@ static struct kv_row_codec *make_codec(const char *name, uint32_t head_dim, stru
 
 	ck_assert_int_eq(kv_format_parse(name, &format, NULL), KV_OK);
 	if (kv_format_is_rotated(format))
-		ck_assert_int_eq(kv_rotation_create(kv_rotation_kind_default(head_dim), head_dim, 42, rotation,
-					 NULL),
+		ck_assert_int_eq(
+			kv_rotation_create(kv_rotation_kind_default(head_dim), head_dim, 42, rotation, NULL),
 			KV_OK);
 	ck_assert_int_eq(kv_row_codec_create(format, head_dim, *rotation, &codec, NULL), KV_OK);
 	return codec;
@@ -176,7 +176,8 @@ static double error_of(
 
 	kv_attention_rows(&input, &options, &scratch, out, &lse);
 	exact_of(layer, head, q, lo, hi, scale, exact, &exact_lse);
-	/* decoded rows are float32: a logit of <q, k> = 0 is off by their rounding, 40 sqrt(d) 2^-24 at worst */
+	/* decoded rows are float32: a logit of <q, k> = 0 is off by their rounding, 40 sqrt(d) 2^-24 at worst
+	 */
 	ck_assert_double_eq_tol((double)lse, exact_lse, 1e-5 + 1e-6 * fabs(exact_lse));
 	for (uint32_t i = 0; i < layer->codecs[1]->head_dim; i++) {
 		error += ((double)out[i] - exact[i]) * ((double)out[i] - exact[i]);
@@ -460,8 +461,8 @@ START_TEST(test_attention_with_rotated_q_and_output)
 END_TEST
 
 /*
- * Rows from which a centre was subtracted: adding scale * <q, centre> to every logit gives the attention, and the
- * log-sum-exp, over the rows as they were. Queries may be rotated already.
+ * Rows from which a centre was subtracted: adding scale * <q, centre> to every logit gives the attention, and
+ * the log-sum-exp, over the rows as they were. Queries may be rotated already.
  */
 START_TEST(test_attention_with_a_k_center)
 {

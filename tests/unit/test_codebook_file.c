@@ -1,4 +1,5 @@
-/* Codebook files: what the solver prints is read back, and anything that is not a codebook is refused by name. */
+/* Codebook files: what the solver prints is read back, and anything that is not a codebook is refused by
+ * name. */
 #include "core/codebook_file.h"
 
 #include <stdio.h>
@@ -37,8 +38,8 @@ START_TEST(test_codebook_file_round_trip)
 		memset(&parsed, 0, sizeof(parsed));
 		ck_assert(kvcb_solve(72, bits, &solution));
 		kvcb_solution_round(&solution, &expected);
-		ck_assert_msg(kv_codebook_file_parse(text, strlen(text), &parsed, &err) == KV_OK, "%s",
-			err.msg);
+		ck_assert_msg(
+			kv_codebook_file_parse(text, strlen(text), &parsed, &err) == KV_OK, "%s", err.msg);
 		ck_assert_mem_eq(&parsed, &expected, sizeof(parsed));
 		free(text);
 	}
@@ -106,8 +107,10 @@ START_TEST(test_codebook_file_refusals)
 		{ "H\"centroids\":[-0.1,0.1],\"boundaries\":[-1,0,1],\"x\":1e999", "line" },
 		{ "{\"d\":64,\"bits\":2,\"centroids\":[-0.4,-0.2,0.2,0.4],\"boundaries\":[-1,-0.5,0,0.5,1]}",
 			"`centroids[0]` lies outside" },
-		{ "{\"d\":64,\"bits\":1,\"centroids\":[-0.1,0.1],\"boundaries\":[-1,0,1]}", "`mse_per_coord`" },
-		{ "{\"d\":64,\"bits\":1,\"centroids\":[-0.1,0.1],\"boundaries\":[-1,0,1],\"mse_per_coord\":0}",
+		{ "{\"d\":64,\"bits\":1,\"centroids\":[-0.1,0.1],\"boundaries\":[-1,0,1]}",
+			"`mse_per_coord`" },
+		{ "{\"d\":64,\"bits\":1,\"centroids\":[-0.1,0.1],\"boundaries\":[-1,0,1],\"mse_per_coord\":"
+		  "0}",
 			"`mse_total`" },
 		{ "{\"d\":64,\"bits\":1,\"centroids\":[-0.1,0.1],\"boundaries\":[-1,0,1],\"mse_per_coord\":0,"
 		  "\"mse_total\":0}",
@@ -134,11 +137,13 @@ START_TEST(test_codebook_file_refusals)
 }
 END_TEST
 
-/* The shortest valid file, with members that are not known; a middle off by less than 1e-6 is symmetric enough. */
+/* The shortest valid file, with members that are not known; a middle off by less than 1e-6 is symmetric
+ * enough. */
 START_TEST(test_codebook_file_by_hand)
 {
-	static const char text[] = "{\"note\":[1],\"d\":64,\"bits\":1,\"centroids\":[-0.1,0.1],\"boundaries\":"
-				   "[-1,4e-7,1],\"mse_per_coord\":0.01,\"mse_total\":0.64}";
+	static const char text[] =
+		"{\"note\":[1],\"d\":64,\"bits\":1,\"centroids\":[-0.1,0.1],\"boundaries\":"
+		"[-1,4e-7,1],\"mse_per_coord\":0.01,\"mse_total\":0.64}";
 	struct kvcb_codebook codebook;
 
 	ck_assert_int_eq(kv_codebook_file_parse(text, strlen(text), &codebook, NULL), KV_OK);
@@ -161,8 +166,7 @@ START_TEST(test_codebook_file_lengths)
 	ck_assert_ptr_nonnull(large);
 	memset(large, ' ', KV_CODEBOOK_FILE_BYTES_MAX + 1);
 	memcpy(large, text, n_bytes);
-	ck_assert_int_eq(
-		kv_codebook_file_parse(large, KV_CODEBOOK_FILE_BYTES_MAX, &codebook, NULL), KV_OK);
+	ck_assert_int_eq(kv_codebook_file_parse(large, KV_CODEBOOK_FILE_BYTES_MAX, &codebook, NULL), KV_OK);
 	ck_assert_int_eq(kv_codebook_file_parse(large, KV_CODEBOOK_FILE_BYTES_MAX + 1, &codebook, &err),
 		KV_BAD_CONFIG);
 	ck_assert_ptr_nonnull(strstr(err.msg, "65536"));

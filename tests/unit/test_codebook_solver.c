@@ -45,15 +45,15 @@ static void compare_with_entry(const json_t *entry)
 		const double boundary = (exact[i] + exact[i + 1]) / 2;
 
 		ck_assert_double_eq_tol(solution.boundaries[i + 1], boundary, 1e-12);
-		ck_assert_uint_eq(
-			kv_f32_bits(codebook.interior_boundaries[i]), kv_f32_bits((float)boundary));
+		ck_assert_uint_eq(kv_f32_bits(codebook.interior_boundaries[i]), kv_f32_bits((float)boundary));
 	}
 	ck_assert_double_eq_tol(
 		solution.mse_per_coord / number_of(json_object_get(entry, "mse_per_coord")), 1, 1e-12);
 	ck_assert(codebook.mse_per_coord == solution.mse_per_coord);
 }
 
-/* All 14 dims and 8 widths of the exact table: float32 bit for bit, float64 within 1e-9, errors within 1e-12. */
+/* All 14 dims and 8 widths of the exact table: float32 bit for bit, float64 within 1e-9, errors within 1e-12.
+ */
 START_TEST(test_codebook_solver_equals_the_exact_table)
 {
 	char path[1024];
@@ -111,7 +111,8 @@ static void simpson(uint32_t d, double low, double high, double *mass, double *f
 	}
 }
 
-/* At dims outside the table every centroid is the mean of its cell, boundaries are midway, all is symmetric. */
+/* At dims outside the table every centroid is the mean of its cell, boundaries are midway, all is symmetric.
+ */
 START_TEST(test_codebook_solver_finds_optima_elsewhere)
 {
 	static const uint32_t dims[] = { 3, 4, 5, 7, 24, 144, 176, 240, 1000, 1024 };
@@ -147,7 +148,8 @@ START_TEST(test_codebook_solver_finds_optima_elsewhere)
 }
 END_TEST
 
-/* On the sphere in three dimensions a coordinate is uniform: cells are equal and the error is width^2 / 12. */
+/* On the sphere in three dimensions a coordinate is uniform: cells are equal and the error is width^2 / 12.
+ */
 START_TEST(test_codebook_solver_three_dims_by_hand)
 {
 	for (uint32_t bits = 1; bits <= KVCB_BITS_MAX; bits++) {

@@ -29,7 +29,7 @@ static void add_sequence(struct kv_session *session, uint64_t id)
 	kv_item_finish(&item, 0, 2);
 }
 
-/* ---- helpers of the domain ---- */
+/* ---- clock, random numbers, hash index ---- */
 
 /* Ids come back under their hash until they are removed, and chains of hostile ids stay short. */
 START_TEST(test_domain_hash_index_finds_what_is_in_it)

@@ -1,6 +1,7 @@
 /*
  * Row formats: names, dims, options and layouts of all of them, and rows by hand. Bytes are compared in
- * test_format_golden.c, rows of every kind in test_format_rows.c, what is special to a family in a test of its own.
+ * test_format_golden.c, rows of every kind in test_format_rows.c, what is special to a family in a test of
+ * its own.
  */
 #include "core/format.h"
 
@@ -24,8 +25,8 @@ static struct kv_test_codec make_at(const struct kv_format *format, uint32_t hea
 
 static bool is_made_at(const struct kv_format *format, uint32_t head_dim)
 {
-	const struct kv_format_options options = { .group =
-							   kv_format_takes(format) & KV_OPTION_GROUP ? 16 : 0 };
+	const struct kv_format_options options = { .group = kv_format_takes(format) & KV_OPTION_GROUP ? 16
+												      : 0 };
 
 	return kv_format_check_with(format, head_dim, &options, NULL) == KV_OK;
 }
@@ -57,14 +58,16 @@ START_TEST(test_format_bf16_by_hand)
 }
 END_TEST
 
-/* An fp8 row worked out by hand: 448 gives the scale 1; ties to even, subnormals and the sign of zero kept. */
+/* An fp8 row worked out by hand: 448 gives the scale 1; ties to even, subnormals and the sign of zero kept.
+ */
 START_TEST(test_format_fp8_by_hand)
 {
 	struct kv_test_codec made = make_codec("fp8", 16);
 	struct kv_row_scratch scratch;
-	const float row[16] = { 448, -448, 17, 19, -0.0f, 0x1p-9f, 0x1p-10f, -0x3p-10f, 1, 0x1p-6f, 430, 440 };
-	static const uint8_t expected[20] = { 0x7E, 0xFE, 0x58, 0x5A, 0x80, 0x01, 0x00, 0x82, 0x38, 0x08, 0x7D,
-		0x7E, 0, 0, 0, 0, 0x00, 0x00, 0x80, 0x3F };
+	const float row[16] = { 448, -448, 17, 19, -0.0f, 0x1p-9f, 0x1p-10f, -0x3p-10f, 1, 0x1p-6f, 430,
+		440 };
+	static const uint8_t expected[20] = { 0x7E, 0xFE, 0x58, 0x5A, 0x80, 0x01, 0x00, 0x82, 0x38, 0x08,
+		0x7D, 0x7E, 0, 0, 0, 0, 0x00, 0x00, 0x80, 0x3F };
 	uint8_t encoded[20];
 	float back[16];
 
@@ -86,8 +89,8 @@ START_TEST(test_format_names)
 {
 	const struct kv_format *format = NULL;
 	struct kv_error err = { 0 };
-	static const char *const unknown[] = { "", "tq", "tq9", "tq0", "TQ4", "tq4 ", "f32\n", "tqp1", "tqp6", "v5",
-		"v1", "fp16", "turboquant" };
+	static const char *const unknown[] = { "", "tq", "tq9", "tq0", "TQ4", "tq4 ", "f32\n", "tqp1", "tqp6",
+		"v5", "v1", "fp16", "turboquant" };
 	static const char *const known[] = { "f32", "f16", "bf16", "fp8", "tq1", "tq2", "tq3", "tq4", "tq5",
 		"tq6", "tq7", "tq8", "tqp2", "tqp3", "tqp4", "tqp5", "v2", "v3", "v4", "v8", "turboquant25",
 		"turboquant35" };
@@ -108,7 +111,8 @@ START_TEST(test_format_names)
 }
 END_TEST
 
-/* Dims are 16 to 256 in steps of 16; vN needs a whole group, recipes a high group, all others take any dim. */
+/* Dims are 16 to 256 in steps of 16; vN needs a whole group, recipes a high group, all others take any dim.
+ */
 START_TEST(test_format_dims)
 {
 	for (uint32_t f = 0; f < kv_format_count(); f++) {
@@ -144,7 +148,8 @@ START_TEST(test_format_options)
 	} rows[] = {
 		{ { .norm_correction = true }, "norm_correction", "tq1 tq2 tq3 tq4 tq5 tq6 tq7 tq8 " },
 		{ { .group = 16 }, "group", "v2 v3 v4 v8 " },
-		{ { .recipe_scale = KV_RECIPE_SCALE_PUBLISHED }, "recipe_scale", "turboquant25 turboquant35 " },
+		{ { .recipe_scale = KV_RECIPE_SCALE_PUBLISHED }, "recipe_scale",
+			"turboquant25 turboquant35 " },
 		{ { .high_channels = channels, .n_high_channels = 16 }, "high channels", "turboquant25 " },
 		{ { .projection = projection }, "projection", "tqp2 tqp3 tqp4 tqp5 " },
 	};
@@ -160,8 +165,8 @@ START_TEST(test_format_options)
 			snprintf(word, sizeof(word), "%s ", format->name);
 			const bool is_taker = strstr(rows[i].takers, word) != NULL;
 
-			ck_assert_msg(
-				status == (is_taker ? KV_OK : KV_BAD_ARG), "%s %s", format->name, rows[i].name);
+			ck_assert_msg(status == (is_taker ? KV_OK : KV_BAD_ARG), "%s %s", format->name,
+				rows[i].name);
 			if (!is_taker)
 				ck_assert_ptr_nonnull(strstr(err.msg, format->name));
 			/* turboquant35 takes the option, but the list is too short for it */
@@ -223,18 +228,24 @@ START_TEST(test_format_layout)
 		{ "v2", 128, 0, 48, { 32, 0, 8, 8, 0 }, "[codes 2 bit x 128][scale f16 x 4][zero f16 x 4]" },
 		{ "v3", 128, 0, 64, { 48, 0, 8, 8, 0 }, "[codes 3 bit x 128][scale f16 x 4][zero f16 x 4]" },
 		{ "v4", 128, 0, 80, { 64, 0, 8, 8, 0 }, "[codes 4 bit x 128][scale f16 x 4][zero f16 x 4]" },
-		{ "v8", 128, 0, 144, { 128, 0, 8, 8, 0 }, "[codes 8 bit x 128][scale f16 x 4][zero f16 x 4]" },
+		{ "v8", 128, 0, 144, { 128, 0, 8, 8, 0 },
+			"[codes 8 bit x 128][scale f16 x 4][zero f16 x 4]" },
 		{ "v4", 80, 0, 60, { 48, 0, 6, 6, 0 }, "[codes 4 bit x 96][scale f16 x 3][zero f16 x 3]" },
-		{ "v3", 64, 7, 67, { 27, 0, 20, 20, 0 }, "[codes 3 bit x 70][scale f16 x 10][zero f16 x 10]" },
+		{ "v3", 64, 7, 67, { 27, 0, 20, 20, 0 },
+			"[codes 3 bit x 70][scale f16 x 10][zero f16 x 10]" },
 		{ "v8", 256, 1, 1280, { 256, 0, 512, 512, 0 },
 			"[codes 8 bit x 256][scale f16 x 256][zero f16 x 256]" },
 		{ "v2", 16, 16, 8, { 4, 0, 2, 2, 0 }, "[codes 2 bit x 16][scale f16][zero f16]" },
 		{ "turboquant25", 128, 0, 44, { 36, 8, 0, 0, 0 },
-			"[high indices 2 bit x 32][high signs 1 bit x 32][high norm f16][high residual norm f16]"
-			"[low indices 1 bit x 96][low signs 1 bit x 96][low norm f16][low residual norm f16]" },
+			"[high indices 2 bit x 32][high signs 1 bit x 32][high norm f16][high residual norm "
+			"f16]"
+			"[low indices 1 bit x 96][low signs 1 bit x 96][low norm f16][low residual norm "
+			"f16]" },
 		{ "turboquant35", 128, 0, 64, { 56, 8, 0, 0, 0 },
-			"[high indices 3 bit x 64][high signs 1 bit x 64][high norm f16][high residual norm f16]"
-			"[low indices 2 bit x 64][low signs 1 bit x 64][low norm f16][low residual norm f16]" },
+			"[high indices 3 bit x 64][high signs 1 bit x 64][high norm f16][high residual norm "
+			"f16]"
+			"[low indices 2 bit x 64][low signs 1 bit x 64][low norm f16][low residual norm "
+			"f16]" },
 	};
 
 	for (size_t i = 0; i < KV_LENGTH(rows); i++) {
@@ -281,7 +292,8 @@ START_TEST(test_format_account_adds_up)
 }
 END_TEST
 
-/* What a codec keeps beside rows: codebooks, and rotations of its own; borrowed ones are not counted twice. */
+/* What a codec keeps beside rows: codebooks, and rotations of its own; borrowed ones are not counted twice.
+ */
 START_TEST(test_format_memory_report)
 {
 	static const struct {

@@ -1,6 +1,6 @@
 /*
- * Golden rows: bytes are compared without tolerance with those of tests/golden/reference.py, an implementation of
- * its own. Its head says what the files are.
+ * Golden rows: bytes are compared without tolerance with those of tests/golden/reference.py, an
+ * implementation of its own. Its head says what the files are.
  */
 #include "core/format.h"
 
@@ -117,8 +117,9 @@ static uint64_t compare_rows(
 			dim->used_bytes += row->row_bytes;
 		}
 		for (uint32_t i = 0; i < row->row_bytes; i++)
-			ck_assert_msg(encoded[i] == expected[i], "%s d %u group %u row %zu byte %u: %02x not %02x",
-				row->format, row->d, row->group, r, i, encoded[i], expected[i]);
+			ck_assert_msg(encoded[i] == expected[i],
+				"%s d %u group %u row %zu byte %u: %02x not %02x", row->format, row->d,
+				row->group, r, i, encoded[i], expected[i]);
 		ck_assert_uint_eq(encoded[row->row_bytes], 0xEE);
 		ck_assert_int_eq(kv_row_codec_validate_packed(codec, expected), KV_OK);
 		kv_row_codec_decode(codec, expected, decoded, &scratch);
@@ -144,8 +145,8 @@ static uint64_t published_hash(const struct golden_case *row, const uint8_t *enc
 }
 
 /*
- * Every format and option, dims with and without a power of two: encoded rows equal the reference byte for byte,
- * the same rows are refused, and what is decoded has the same bits.
+ * Every format and option, dims with and without a power of two: encoded rows equal the reference byte for
+ * byte, the same rows are refused, and what is decoded has the same bits.
  */
 START_TEST(test_format_golden_bytes)
 {
@@ -199,8 +200,8 @@ START_TEST(test_format_golden_is_complete)
 	while (read_case(file, &row)) {
 		for (uint32_t f = 0; f < kv_format_count(); f++) {
 			for (size_t k = 0; k < 6; k++)
-				is_seen[f][k] |= dims[k] == row.d &&
-					strcmp(kv_format_at(f)->name, row.format) == 0;
+				is_seen[f][k] |=
+					dims[k] == row.d && strcmp(kv_format_at(f)->name, row.format) == 0;
 		}
 	}
 	fclose(file);

@@ -1,6 +1,6 @@
 /*
- * Row codecs at work, in every format: what happens to rows of any kind, to packed rows from outside, and that
- * attention sees what decoding gives.
+ * Row codecs at work, in every format: what happens to rows of any kind, to packed rows from outside, and
+ * that attention sees what decoding gives.
  */
 #include "core/format.h"
 
@@ -25,8 +25,8 @@ static struct kv_test_codec make_at(const struct kv_format *format, uint32_t hea
 
 static bool is_made_at(const struct kv_format *format, uint32_t head_dim)
 {
-	const struct kv_format_options options = { .group =
-							   kv_format_takes(format) & KV_OPTION_GROUP ? 16 : 0 };
+	const struct kv_format_options options = { .group = kv_format_takes(format) & KV_OPTION_GROUP ? 16
+												      : 0 };
 
 	return kv_format_check_with(format, head_dim, &options, NULL) == KV_OK;
 }
@@ -42,7 +42,8 @@ static double relative_sq_error(uint32_t n, const float *a, const float *b)
 	return kv_test_sq_distance(n, a, b) / kv_test_product(n, b, b);
 }
 
-/* Squared error that a format may have on any row of finite size, relative: about twice that on Gaussian rows. */
+/* Squared error that a format may have on any row of finite size, relative: about twice that on Gaussian
+ * rows. */
 static double error_bound(const struct kv_row_codec *codec)
 {
 	static const double tq[9] = { 1, 0.37, 0.12, 0.035, 0.0096, 0.0026, 6.6e-4, 1.7e-4, 4.3e-5 };
@@ -60,8 +61,8 @@ static double error_bound(const struct kv_row_codec *codec)
 }
 
 /*
- * Rows of any scale keep their relative error: norms are taken out first. A huge channel does no harm, nor does a
- * row below the smallest norm or step, which is as good as zero.
+ * Rows of any scale keep their relative error: norms are taken out first. A huge channel does no harm, nor
+ * does a row below the smallest norm or step, which is as good as zero.
  */
 START_TEST(test_format_rows_keeps_any_norm)
 {
@@ -261,7 +262,8 @@ START_TEST(test_format_rows_validate_packed)
 }
 END_TEST
 
-/* In every format, each field is looked at: NaN and a negative norm or scale are refused, a zero may be negative. */
+/* In every format, each field is looked at: NaN and a negative norm or scale are refused, a zero may be
+ * negative. */
 START_TEST(test_format_rows_validate_packed_looks_at_every_field)
 {
 	static const uint8_t nan_f32[4] = { 0, 0, 0xC0, 0x7F }, minus_f32[4] = { 0, 0, 0x80, 0xBF };

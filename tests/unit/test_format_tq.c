@@ -68,8 +68,8 @@ START_TEST(test_format_tq_error_is_theory)
 			const struct error_means means = measure(made.codec, N_ROWS, &state);
 			const double theory = codebook_error(rows[k].d, bits);
 
-			ck_assert_msg(fabs(means.sq_error / theory - 1) < 0.02, "%s d %u: %g, theory %g", name,
-				rows[k].d, means.sq_error, theory);
+			ck_assert_msg(fabs(means.sq_error / theory - 1) < 0.02, "%s d %u: %g, theory %g",
+				name, rows[k].d, means.sq_error, theory);
 			/* E<x, x^> = E||x^||^2 = 1 - D; one row scatters by sqrt(D / d) and twice that */
 			const double scatter = sqrt(theory / rows[k].d / N_ROWS);
 
@@ -97,8 +97,8 @@ START_TEST(test_format_tq_published_figures)
 END_TEST
 
 /*
- * Norm correction: decoded rows have the original length, the same indices, the slope sqrt(1 - D) and the squared
- * error 2 (1 - sqrt(1 - D)).
+ * Norm correction: decoded rows have the original length, the same indices, the slope sqrt(1 - D) and the
+ * squared error 2 (1 - sqrt(1 - D)).
  */
 START_TEST(test_format_tq_norm_correction)
 {
@@ -188,7 +188,8 @@ START_TEST(test_format_tq_given_codebook)
 }
 END_TEST
 
-/* A rotation from a file of the qr matrix gives the same bytes; any kind can be asked for at a power of two. */
+/* A rotation from a file of the qr matrix gives the same bytes; any kind can be asked for at a power of two.
+ */
 START_TEST(test_format_tq_given_rotation)
 {
 	struct kv_test_codec made = kv_test_codec_make_rotated("tq4", 64, KV_ROTATION_QR, NULL);

@@ -1,6 +1,6 @@
 /*
- * tqpN: a row by hand, and what the signs promise: scores without bias. Slopes and vector errors are tested, not
- * the mean signed error, which is near 0 for a biased estimator as well.
+ * tqpN: a row by hand, and what the signs promise: scores without bias. Slopes and vector errors are tested,
+ * not the mean signed error, which is near 0 for a biased estimator as well.
  */
 #include "core/format.h"
 
@@ -12,9 +12,9 @@
 #include "core/checked.h"
 #include "tests/lib/kv_codec.h"
 
-#define N_ROWS        10000u
-#define SQRT_HALF_PI  1.2533141373155003
-#define HALF_PI       1.5707963267948966
+#define N_ROWS       10000u
+#define SQRT_HALF_PI 1.2533141373155003
+#define HALF_PI      1.5707963267948966
 
 /* A row taken apart: what the indices give, and what the signs add to it. */
 struct parts {
@@ -51,8 +51,8 @@ static double slope_theory(uint32_t d)
 }
 
 /*
- * Identity rotation and projection, so that all can be seen: the row (2, 0, .. 0) has the indices 1, 0, .. and only
- * pluses, since what is left over is 2 - 2 c and 15 times 2 c.
+ * Identity rotation and projection, so that all can be seen: the row (2, 0, .. 0) has the indices 1, 0, ..
+ * and only pluses, since what is left over is 2 - 2 c and 15 times 2 c.
  */
 START_TEST(test_format_tqp_by_hand)
 {
@@ -74,8 +74,8 @@ START_TEST(test_format_tqp_by_hand)
 	ck_assert_int_eq(kv_format_parse("tqp2", &format, NULL), KV_OK);
 	ck_assert_int_eq(
 		kv_rotation_create_from_matrix(KV_ROTATION_FILE, 16, 1, identity, &rotation, NULL), KV_OK);
-	ck_assert_int_eq(kv_rotation_create_from_matrix(
-				 KV_ROTATION_PROJECTION, 16, 1, identity, &projection, NULL),
+	ck_assert_int_eq(
+		kv_rotation_create_from_matrix(KV_ROTATION_PROJECTION, 16, 1, identity, &projection, NULL),
 		KV_OK);
 	const struct kv_format_options options = { .projection = projection };
 
@@ -123,8 +123,8 @@ START_TEST(test_format_tqp_begins_like_tq)
 			take_apart(tqp.codec, &parts);
 			ck_assert_int_eq(kv_row_codec_encode(tq.codec, parts.row, encoded, &scratch), KV_OK);
 			ck_assert_mem_eq(encoded, parts.encoded, n_index_bytes);
-			ck_assert_mem_eq(encoded + n_index_bytes,
-				parts.encoded + tqp.codec->fields[0].offset, sizeof(float));
+			ck_assert_mem_eq(encoded + n_index_bytes, parts.encoded + tqp.codec->fields[0].offset,
+				sizeof(float));
 			kv_row_codec_decode(tq.codec, encoded, back, &scratch);
 			for (uint32_t i = 0; i < dims[k]; i++)
 				ck_assert(back[i] == parts.mean[i]);
@@ -144,7 +144,8 @@ struct sums {
 	double truth_sq, truth_estimate;                    /* of scores */
 };
 
-static void add_row(const struct kv_row_codec *codec, const struct parts *parts, uint64_t *state, struct sums *sums)
+static void add_row(
+	const struct kv_row_codec *codec, const struct parts *parts, uint64_t *state, struct sums *sums)
 {
 	const uint32_t d = codec->head_dim;
 	const double row_sq = kv_test_product(d, parts->row, parts->row);
@@ -168,8 +169,9 @@ static void add_row(const struct kv_row_codec *codec, const struct parts *parts,
 }
 
 /*
- * On 10^4 Gaussian rows: scores grow with the truth by a slope of 1 within 1 %, the correction along the residual
- * too; the vector's error is (pi/2 - 1) times the residual's within 3 %, and of the row's within 2 % of theory.
+ * On 10^4 Gaussian rows: scores grow with the truth by a slope of 1 within 1 %, the correction along the
+ * residual too; the vector's error is (pi/2 - 1) times the residual's within 3 %, and of the row's within 2 %
+ * of theory.
  */
 START_TEST(test_format_tqp_is_unbiased)
 {
@@ -187,7 +189,8 @@ START_TEST(test_format_tqp_is_unbiased)
 		static struct parts parts;
 		struct sums sums = { 0 };
 		struct kvcb_codebook room;
-		const double rest_theory = d * kvcb_get(d, made.codec->format->bits - 1, &room)->mse_per_coord;
+		const double rest_theory =
+			d * kvcb_get(d, made.codec->format->bits - 1, &room)->mse_per_coord;
 		const double theory = rest_theory * (1 - 2 * slope_theory(d) + HALF_PI);
 
 		for (uint32_t r = 0; r < N_ROWS; r++) {
@@ -215,8 +218,8 @@ START_TEST(test_format_tqp_score_by_the_formula)
 
 	printf("seed 52\n");
 	kv_test_normal(&state, 64 * 64, 1, matrix);
-	ck_assert_int_eq(kv_rotation_create_from_matrix(
-				 KV_ROTATION_PROJECTION, 64, 1, matrix, &projection, NULL),
+	ck_assert_int_eq(
+		kv_rotation_create_from_matrix(KV_ROTATION_PROJECTION, 64, 1, matrix, &projection, NULL),
 		KV_OK);
 	const struct kv_format_options options = { .projection = projection };
 	struct kv_test_codec made = kv_test_codec_make("tqp3", 64, &options);
@@ -249,8 +252,8 @@ START_TEST(test_format_tqp_score_by_the_formula)
 END_TEST
 
 /*
- * With rows of S that are i.i.d. N(0, 1), from a given matrix, the correction is unbiased without any term of 1/d,
- * and its score varies by (||r||^2 / d) (pi/2 ||q||^2 - <q, r>^2 / ||r||^2), within 5 %.
+ * With rows of S that are i.i.d. N(0, 1), from a given matrix, the correction is unbiased without any term of
+ * 1/d, and its score varies by (||r||^2 / d) (pi/2 ||q||^2 - <q, r>^2 / ||r||^2), within 5 %.
  */
 START_TEST(test_format_tqp_gaussian_projection)
 {
@@ -293,7 +296,8 @@ START_TEST(test_format_tqp_gaussian_projection)
 }
 END_TEST
 
-/* A projection of another dim is refused; a codec like another one has the same projection and the same bytes. */
+/* A projection of another dim is refused; a codec like another one has the same projection and the same
+ * bytes. */
 START_TEST(test_format_tqp_options)
 {
 	struct kv_test_codec made = kv_test_codec_make("tqp4", 80, NULL);

@@ -16,7 +16,8 @@ static struct kv_test_codec make_codec(const char *name, uint32_t head_dim, uint
 }
 
 /* Encodes and decodes; returns the status of encoding. */
-static enum kv_status round_trip(const struct kv_row_codec *codec, const float *row, uint8_t *encoded, float *back)
+static enum kv_status round_trip(
+	const struct kv_row_codec *codec, const float *row, uint8_t *encoded, float *back)
 {
 	struct kv_row_scratch scratch;
 	const enum kv_status status = kv_row_codec_encode(codec, row, encoded, &scratch);
@@ -30,8 +31,8 @@ static enum kv_status round_trip(const struct kv_row_codec *codec, const float *
 START_TEST(test_format_vn_by_hand)
 {
 	struct kv_test_codec made = make_codec("v2", 32, 16);
-	static const uint8_t expected[16] = { 0xE4, 0x28, 0x3D, 0x39, 0, 0, 0, 0, 0x00, 0x3C, 0x00, 0x00, 0x00,
-		0x00, 0x00, 0xBC };
+	static const uint8_t expected[16] = { 0xE4, 0x28, 0x3D, 0x39, 0, 0, 0, 0, 0x00, 0x3C, 0x00, 0x00,
+		0x00, 0x00, 0x00, 0xBC };
 	static const float decoded[16] = { 0, 1, 2, 3, 0, 2, 2, 0, 1, 3, 3, 0, 1, 2, 3, 0 };
 	float row[32] = { 0, 1, 2, 3, 0.5f, 1.5f, 2.5f, 0.49f, 0.51f, 3, 2.6f, 0.2f, 1.4f, 2, 2.9f, 0.1f };
 	float back[32];
@@ -50,8 +51,8 @@ START_TEST(test_format_vn_by_hand)
 END_TEST
 
 /* Half a step, and what rounding scale and zero to float16 adds: 2^-11 of each, or half a subnormal unit. */
-static void check_bound(const struct kv_row_codec *codec, uint32_t bits, uint32_t group, const float *row,
-	const float *back)
+static void check_bound(
+	const struct kv_row_codec *codec, uint32_t bits, uint32_t group, const float *row, const float *back)
 {
 	const double top = (double)((1u << bits) - 1);
 
@@ -169,7 +170,7 @@ START_TEST(test_format_vn_short_last_group)
 		ck_assert_uint_eq(encoded[i], 0);
 	ck_assert(kv_f16_to_f32(kv_load_u16(encoded + 48 + 4)) == 1); /* scale of group 2 */
 	ck_assert(kv_f16_to_f32(kv_load_u16(encoded + 54 + 4)) == 5); /* its zero */
-	encoded[40] = 1; /* a padding code */
+	encoded[40] = 1;                                              /* a padding code */
 	ck_assert_int_eq(kv_row_codec_validate_packed(made.codec, encoded), KV_BAD_VALUE);
 	kv_test_codec_drop(&made);
 }
@@ -178,7 +179,8 @@ END_TEST
 /* A group whose range, step or zero is too large is refused, whichever it is, and nothing is written. */
 START_TEST(test_format_vn_refusals)
 {
-	static const float rows[][2] = { { -3e38f, 3e38f }, { -65520, 0 }, { 0, 3 * 65520.0f }, { 65520, 65520 } };
+	static const float rows[][2] = { { -3e38f, 3e38f }, { -65520, 0 }, { 0, 3 * 65520.0f },
+		{ 65520, 65520 } };
 	struct kv_test_codec made = make_codec("v2", 80, 0);
 
 	for (uint32_t g = 0; g < 3; g++) {

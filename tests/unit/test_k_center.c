@@ -73,8 +73,8 @@ START_TEST(test_k_center_overflow_is_refused)
 END_TEST
 
 /*
- * Keys with a bias that is 30 times their spread: what differs between them is lost at 3 bits, and kept to the
- * codebook's error once the mean is taken off.
+ * Keys with a bias that is 30 times their spread: what differs between them is lost at 3 bits, and kept to
+ * the codebook's error once the mean is taken off.
  */
 START_TEST(test_k_center_repairs_biased_keys)
 {

@@ -64,8 +64,8 @@ START_TEST(test_mt19937_uniform_joins_two_outputs)
 END_TEST
 
 /*
- * Numbers 0 and 8 of a block come from the same pair of uniforms, (x, y) = r (cos, sin): their radius and angle
- * give the uniforms back.
+ * Numbers 0 and 8 of a block come from the same pair of uniforms, (x, y) = r (cos, sin): their radius and
+ * angle give the uniforms back.
  */
 START_TEST(test_mt19937_normals_pair_over_eight)
 {

@@ -95,7 +95,8 @@ START_TEST(test_recipe_picks_channels)
 {
 	static const double sums[8] = { 1, 5, 3, 5, 0, 3, 9, 3 };
 	static const uint16_t expected[9][8] = { { 0 }, { 6 }, { 1, 6 }, { 1, 3, 6 }, { 1, 2, 3, 6 },
-		{ 1, 2, 3, 5, 6 }, { 1, 2, 3, 5, 6, 7 }, { 0, 1, 2, 3, 5, 6, 7 }, { 0, 1, 2, 3, 4, 5, 6, 7 } };
+		{ 1, 2, 3, 5, 6 }, { 1, 2, 3, 5, 6, 7 }, { 0, 1, 2, 3, 5, 6, 7 },
+		{ 0, 1, 2, 3, 4, 5, 6, 7 } };
 
 	for (uint32_t n = 0; n <= 8; n++) {
 		uint16_t channels[8];
@@ -159,9 +160,9 @@ START_TEST(test_recipe_codecs_share_tables)
 	const struct kv_format_options alone = { .high_channels = high, .n_high_channels = 32 };
 	struct kv_test_codec base = kv_test_codec_make("turboquant25", 96, NULL);
 	struct kv_test_codec made = kv_test_codec_make("turboquant25", 96, &alone);
-	const struct kv_format_options shared = { .high_channels = high,
-		.n_high_channels = 32,
-		.like = base.codec };
+	const struct kv_format_options shared = {
+		.high_channels = high, .n_high_channels = 32, .like = base.codec
+	};
 	struct kv_test_codec like = kv_test_codec_make("turboquant25", 96, &shared);
 	struct kv_row_scratch scratch;
 
@@ -251,8 +252,8 @@ static double exact_theory(const struct kv_row_codec *codec)
 }
 
 /*
- * With the exact scale the slope of every block is 1 within 2 %, with the published one it is sqrt(block / dim);
- * the squared error is the codebooks' times (pi/2 - 1) within 2 %.
+ * With the exact scale the slope of every block is 1 within 2 %, with the published one it is sqrt(block /
+ * dim); the squared error is the codebooks' times (pi/2 - 1) within 2 %.
  */
 START_TEST(test_recipe_slopes_and_errors)
 {

@@ -1,4 +1,5 @@
-/* Recipe files: the published schema by hand, what is printed is read back, and anything else is refused by name. */
+/* Recipe files: the published schema by hand, what is printed is read back, and anything else is refused by
+ * name. */
 #include "core/recipe_file.h"
 
 #include <stdio.h>
@@ -25,7 +26,8 @@ static const struct kv_format *format_of(const char *name)
 START_TEST(test_recipe_file_by_hand)
 {
 	static const char text[] =
-		"{\"version\":1,\"recipe\":\"turboquant25\",\"head_size\":64,\"model_name\":\"m\",\"layers\":{"
+		"{\"version\":1,\"recipe\":\"turboquant25\",\"head_size\":64,\"model_name\":\"m\",\"layers\":"
+		"{"
 		"\"model.layers.12.self_attn.attn\":{\"key_high_precision_indices\":[" LIST_0 "," LIST_9 "],"
 		"\"value_high_precision_indices\":[" LIST_9 "," LIST_0 "]},"
 		"\"3\":{\"value_high_precision_indices\":[" LIST_0 "," LIST_0 "],"
@@ -197,8 +199,8 @@ START_TEST(test_recipe_file_without_memory)
 		struct kv_error err = { 0 };
 
 		kv_alloc_fail_after(n);
-		ck_assert_int_eq(
-			kv_recipe_file_create(format_of("turboquant25"), 64, 2, 2, &file, &err), KV_NO_MEMORY);
+		ck_assert_int_eq(kv_recipe_file_create(format_of("turboquant25"), 64, 2, 2, &file, &err),
+			KV_NO_MEMORY);
 		kv_alloc_fail_after(-1);
 		ck_assert_ptr_null(file);
 	}

@@ -11,7 +11,8 @@
 #include "tests/lib/kv_codec.h"
 #include "tests/lib/kv_golden.h"
 
-/* Every kind that is made from a seed, at dims that are powers of two, sums of two, three and four of them. */
+/* Every kind that is made from a seed, at dims that are powers of two, sums of two, three and four of them.
+ */
 static const struct {
 	enum kv_rotation_kind kind;
 	uint32_t head_dim;
@@ -202,7 +203,8 @@ START_TEST(test_rotation_matrices_golden)
 		struct kv_rotation *rotation = make(parsed, head_dim, seed);
 
 		kv_rotation_matrix(rotation, 0, head_dim, rows);
-		ck_assert_msg(kv_test_fnv(KV_TEST_FNV_START, rows, sizeof(float) * head_dim * head_dim) == hash,
+		ck_assert_msg(
+			kv_test_fnv(KV_TEST_FNV_START, rows, sizeof(float) * head_dim * head_dim) == hash,
 			"%s d %u seed %u differs", kind, head_dim, seed);
 		kv_rotation_destroy(rotation);
 		n_matrices++;
@@ -307,8 +309,7 @@ START_TEST(test_rotation_from_a_matrix)
 	printf("seed 12\n");
 	ck_assert_ptr_nonnull(rows);
 	kv_rotation_matrix(qr, 0, 48, rows);
-	ck_assert_int_eq(
-		kv_rotation_create_from_matrix(KV_ROTATION_FILE, 48, 5, rows, &file, NULL), KV_OK);
+	ck_assert_int_eq(kv_rotation_create_from_matrix(KV_ROTATION_FILE, 48, 5, rows, &file, NULL), KV_OK);
 	free(rows);
 	ck_assert_int_eq(file->kind, KV_ROTATION_FILE);
 	ck_assert_uint_eq(file->seed, 5);
@@ -325,7 +326,8 @@ START_TEST(test_rotation_from_a_matrix)
 }
 END_TEST
 
-/* A matrix that is not finite or not orthogonal is refused with the rows; a projection need not be orthogonal. */
+/* A matrix that is not finite or not orthogonal is refused with the rows; a projection need not be
+ * orthogonal. */
 START_TEST(test_rotation_refuses_bad_matrices)
 {
 	struct kv_rotation *qr = make(KV_ROTATION_QR, 32, 1), *made = NULL;
@@ -353,7 +355,8 @@ START_TEST(test_rotation_refuses_bad_matrices)
 	ck_assert_int_eq(kv_rotation_create_from_matrix(KV_ROTATION_PROJECTION, 32, 1, rows, &made, &err),
 		KV_BAD_VALUE);
 	ck_assert_ptr_nonnull(strstr(err.msg, "row 31"));
-	ck_assert_int_eq(kv_rotation_create_from_matrix(KV_ROTATION_FILE, 24, 1, rows, &made, &err), KV_BAD_ARG);
+	ck_assert_int_eq(
+		kv_rotation_create_from_matrix(KV_ROTATION_FILE, 24, 1, rows, &made, &err), KV_BAD_ARG);
 	ck_assert_ptr_null(made);
 }
 END_TEST
@@ -430,8 +433,7 @@ START_TEST(test_rotation_without_memory)
 
 		for (;;) {
 			kv_alloc_fail_after(n_failures);
-			const enum kv_status status =
-				kv_rotation_create(kinds[k], 64, 42, &rotation, &err);
+			const enum kv_status status = kv_rotation_create(kinds[k], 64, 42, &rotation, &err);
 
 			kv_alloc_fail_after(-1);
 			if (status == KV_OK)

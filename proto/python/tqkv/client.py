@@ -1,0 +1,392 @@
+"""The connection to one daemon: HELLO, pools, sessions, reconnecting."""
+
+import json
+from collections import namedtuple
+
+import numpy as np
+
+from . import _wire as wire
+from ._connection import Connection, now
+from ._rows import WINDOW_FRAMES, Backoff
+from .errors import ArgumentError, Status, TqkvError
+from .session import Geometry, Session
+
+PACKED_INPUT = 1 << 2  # a bit of HELLO's features
+
+ServerInfo = namedtuple("ServerInfo", wire.LAYOUTS["hello_reply"].tuple._fields)
+ReconnectReport = namedtuple("ReconnectReport", "boot_id_before boot_id n_sessions n_attached n_sequences n_truncated")
+ReconnectReport.__doc__ = """What reconnect() did.
+
+n_sessions: of this client; n_attached: of them usable again; n_sequences: of all attached sessions; n_truncated:
+sequences that were cut to their shortest layer.
+"""
+PoolInfo = namedtuple("PoolInfo", "name fingerprint json n_pools")
+PoolInfo.__doc__ = """A pool. json: what decides its bytes and results, as a dict; fingerprint: a number that stands for it."""
+
+
+def left_of(deadline):
+    return max(deadline - now(), 0)
+
+
+class Client:
+    """A connection to tqkvd at "unix:/path", "tcp:host:port" or "tcp:[v6 address]:port".
+
+    timeout: seconds that every call has, with all its repetitions, unless it is given its own. When they pass, the
+    call raises TqkvError with status DEADLINE; the connection stays usable and the late reply is thrown away.
+    connect_timeout: for connecting and HELLO. name: for the server's log. body_crc: checksums over bodies too
+    (those of headers are always there). timings: ask for the server's times (Session.timings). retry: False raises
+    retryable refusals at once instead of trying again until the deadline.
+
+    Threads: a client, its sessions and its pipelines belong to one thread at a time; nothing here takes a lock.
+    Different clients are independent. After os.fork() the child must not use the parent's clients.
+
+    Sessions live in the daemon as long as their lease is renewed: by any call, or by ping().
+    """
+
+    def __init__(self, address, timeout=30.0, *, connect_timeout=5.0, name="", token=b"", body_crc=False,
+                 timings=False, retry=True):
+        self.timeout, self.connect_timeout = float(timeout), float(connect_timeout)
+        self.retry = retry
+        self._name = name.encode() if isinstance(name, str) else bytes(name)
+        self._token = token.encode() if isinstance(token, str) else bytes(token)
+        if len(self._name) > 64 or len(self._token) > 512:
+            raise ArgumentError("name has at most 64 bytes, token 512")
+        self._sessions = []
+        self.server = None  # a ServerInfo: what HELLO told
+        self._connection = Connection(address, body_crc=body_crc, timings=timings)
+        self._dial(now() + self.connect_timeout, 0)
+
+    # ---- connection ----
+
+    def _dial(self, deadline, boot_id_seen):
+        """True: the daemon is the one of boot_id_seen, or there was none."""
+        connection = self._connection
+        connection.frame_bytes_max, connection.items_max = 64 << 10, 1
+        connection.inflight_requests_max, connection.inflight_bytes_max = 1, 1 << 62
+        connection.connect(deadline)
+        op = wire.LAYOUTS["hello_req"].pack(
+            proto_min=wire.VERSION, proto_max=wire.VERSION, token_bytes=len(self._token), name_bytes=len(self._name),
+            features=PACKED_INPUT, boot_id_seen=boot_id_seen)
+        try:
+            reply = self._wait(self._submit(wire.HELLO, op, self._token + self._name, deadline=deadline,
+                                            tell_deadline=False), deadline)
+            told = ServerInfo(*reply.op)
+            status = reply.header.status
+            if status == Status.VERSION_UNSUPPORTED:
+                raise TqkvError(status, f"this package speaks version {wire.VERSION} of the protocol, the server "
+                                f"{told.proto_min} to {told.proto_max}", is_local=False)
+            if status not in (Status.OK, Status.STALE_EPOCH):
+                raise TqkvError(status, "HELLO was refused", is_local=False)
+            if told.proto != wire.VERSION or told.frame_bytes_max < 4096 or told.items_max < 1:
+                raise TqkvError(Status.BAD_FRAME, f"HELLO's reply is out of range: {told}")
+        except TqkvError as error:
+            connection.lose(error)
+            raise
+        self.server = told
+        connection.frame_bytes_max = told.frame_bytes_max
+        connection.inflight_bytes_max = max(told.inflight_bytes_max, 1)
+        connection.inflight_requests_max = max(told.inflight_requests_max, 1)
+        connection.items_max = told.items_max
+        return status == Status.OK
+
+    @property
+    def is_connected(self):
+        """False once the connection is lost. True proves nothing about the network."""
+        return self._connection.is_connected
+
+    @property
+    def is_draining(self):
+        """The server has announced that it is about to stop. Seen while some call waits."""
+        return self._connection.is_draining
+
+    def fileno(self):
+        """For a caller's poll: readable when a reply may be there. -1 when lost."""
+        return self._connection.fileno()
+
+    def close(self):
+        """Disconnects. The daemon keeps sessions until their lease runs out; Session.close() ends one at once."""
+        self._connection.lose(TqkvError(Status.IO_ERROR, "the client was closed"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    # ---- requests ----
+
+    def _deadline(self, timeout):
+        return now() + (self.timeout if timeout is None else float(timeout))
+
+    def _submit(self, opcode, op, payload=b"", *, session=0, deadline, tell_deadline=True, on_done=None):
+        """A frame without items."""
+        layout = wire.REQUEST_OPS.get(opcode)
+        frame = self._connection.new_frame(len(op), 0, len(payload))
+        frame[wire.HEADER_BYTES:wire.HEADER_BYTES + len(op)] = op
+        if payload:
+            frame[wire.HEADER_BYTES + wire.payload_start(len(op), 0):] = payload
+        values = wire.LAYOUTS[layout].unpack(op, 0, len(op)) if layout and op else None
+        return self._connection.submit(opcode, frame, session=session, op_bytes=len(op), op=values, deadline=deadline,
+                                       tell_deadline=tell_deadline, on_done=on_done)
+
+    def _wait(self, request, deadline):
+        reply = self._connection.wait(request, deadline)
+        self._check_session(request, reply)
+        return reply
+
+    def _check_session(self, request, reply):
+        if request.session and reply.header.session != request.session:
+            self._bad_reply(request, f"session {reply.header.session:#x}, expected {request.session:#x}")
+
+    def _bad_reply(self, request, text):
+        """Who sends one nonsense is not believed any further."""
+        error = TqkvError(Status.BAD_FRAME, f"the reply to {wire.opcode_name(request.opcode)} is malformed: {text}",
+                          scope="connection", outcome_unknown=True)
+        self._connection.lose(error)
+        raise error
+
+    def _run(self, submits, deadline):
+        """Sends any number of requests pipelined; those that are refused for now again. Replies in their order.
+
+        submits: callables that send one request each and return it.
+        """
+        replies = [None] * len(submits)
+        todo, backoff = list(range(len(submits))), Backoff()
+        while True:
+            refused, retry_after_ms, failure = [], 0, None
+            flights, sent = [], 0
+            while flights or (sent < len(todo) and failure is None):
+                if sent < len(todo) and len(flights) < WINDOW_FRAMES and failure is None:
+                    try:
+                        flights.append((todo[sent], submits[todo[sent]]()))
+                        sent += 1
+                        continue
+                    except TqkvError as error:
+                        failure = error
+                        continue
+                index, request = flights.pop(0)
+                try:
+                    replies[index] = self._wait(request, deadline)
+                except TqkvError as error:
+                    if self.retry and error.retryable and not error.is_local:
+                        refused.append(index)
+                        retry_after_ms = max(retry_after_ms, error.retry_after_ms)
+                        last = error
+                    elif failure is None:
+                        failure = error
+            if failure is not None:
+                raise failure
+            if not refused:
+                return replies
+            if not backoff.pause(self._connection, retry_after_ms, deadline):
+                raise last
+            todo = refused
+
+    def _call(self, opcode, op, payload=b"", *, session=0, deadline):
+        return self._run([lambda: self._submit(opcode, op, payload, session=session, deadline=deadline)], deadline)[0]
+
+    def ping(self, timeout=None):
+        """Renews the leases of all sessions of this connection. Seconds that the answer took."""
+        return self._ping(0, timeout)
+
+    def _ping(self, session, timeout):
+        begun = now()
+        reply = self._call(wire.PING, b"", session=session, deadline=self._deadline(timeout))
+        took = now() - begun
+        if reply.op.boot_id != self.server.boot_id:
+            raise TqkvError(Status.STALE_EPOCH, "the daemon was restarted: all sessions are gone", is_local=False)
+        return took
+
+    def echo(self, payload, reply_bytes=None, timeout=None):
+        """Sends bytes through the path of a row operation and gets reply_bytes of them back, zeros appended."""
+        payload = bytes(payload)
+        n = len(payload) if reply_bytes is None else int(reply_bytes)
+        op = wire.LAYOUTS["ping_req"].pack(reply_payload_bytes=n)
+        reply = self._call(wire.PING, op, payload, deadline=self._deadline(timeout))
+        return bytes(reply.payload[:n])
+
+    # ---- pools ----
+
+    def _pool_info(self, name, index, what, layer, row_first, deadline):
+        name = name.encode()
+        op = wire.LAYOUTS["pool_info_req"].pack(pool_name_bytes=len(name), what=what, index=index, layer=layer,
+                                                row_first=row_first)
+        request = None
+
+        def submit():
+            nonlocal request
+            request = self._submit(wire.POOL_INFO, op, name, deadline=deadline)
+            return request
+
+        reply = self._run([submit], deadline)[0]
+        if reply.op.json_bytes > len(reply.payload):
+            self._bad_reply(request, f"json_bytes {reply.op.json_bytes} of {len(reply.payload)}")
+        return reply.op, bytes(reply.payload[:reply.op.json_bytes])
+
+    def pool_info(self, name, timeout=None):
+        """The PoolInfo of one pool."""
+        if not name:
+            raise ArgumentError("a pool's name is not empty")
+        return self._parse_info(name, *self._pool_info(name, 0, 0, 0, 0, self._deadline(timeout)))
+
+    def _parse_info(self, name, told, text):
+        try:
+            parsed = json.loads(text)
+        except ValueError as error:
+            raise TqkvError(Status.BAD_FRAME, f"the JSON of pool {name!r} cannot be read: {error}") from error
+        return PoolInfo(name, told.fingerprint, parsed, told.n_pools)
+
+    def pools(self, timeout=None):
+        """The PoolInfo of every pool, in the daemon's order. Their JSON has no names; see tqkv.http for those."""
+        deadline, infos, index = self._deadline(timeout), [], 0
+        while True:
+            try:
+                told, text = self._pool_info("", index, 0, 0, 0, deadline)
+            except TqkvError as error:
+                if error.status == Status.NOT_FOUND and not error.is_local:
+                    return infos
+                raise
+            info = self._parse_info(None, told, text)
+            infos.append(info)
+            index += 1
+            if index >= info.n_pools:
+                return infos
+
+    def rotation_matrix(self, name, layer=0, side="k", timeout=None):
+        """What K rows ("k") or V rows ("v") of a layer are multiplied with before they are quantised, float32 [dim, dim].
+
+        None: they are not."""
+        if side not in ("k", "v"):
+            raise ArgumentError(f"side is {side!r}, expected 'k' or 'v'")
+        deadline = self._deadline(timeout)
+        described = self.pool_info(name, left_of(deadline)).json
+        dim = described[f"{side}_head_dim"]
+        rows, n_rows = [], 0
+        while n_rows < dim:
+            try:
+                _, data = self._pool_info(name, 0, 1 if side == "k" else 3, layer, n_rows, deadline)
+            except TqkvError as error:
+                if error.status == Status.NOT_FOUND and not error.is_local and not n_rows:
+                    return None
+                raise
+            part = np.frombuffer(data, "<f4")
+            if not len(part) or len(part) % dim:
+                raise TqkvError(Status.BAD_FRAME, f"{len(part)} numbers are no rows of {dim}")
+            rows.append(part.reshape(-1, dim))
+            n_rows += len(part) // dim
+        return np.concatenate(rows)[:dim]
+
+    # ---- sessions ----
+
+    def open(self, pool, session=None, *, reserve_blocks=0, lease_ms=0, tokens_max=0, sequences_max=0, priority=0,
+             fingerprint=0, timeout=None):
+        """A new Session on a pool. session: a name, by which another connection can attach() it later.
+
+        reserve_blocks: taken at once or refused (POOL_FULL is tried again until the deadline). lease_ms: how long
+        the daemon keeps the session without hearing from it. tokens_max (per sequence), sequences_max: 0 is as many as
+        the server grants. fingerprint: the pool must be this one.
+        """
+        deadline = self._deadline(timeout)
+        reply = self._open(wire.OPEN, pool, session or "", deadline, priority=priority, lease_ms=lease_ms,
+                           reserve_blocks=reserve_blocks, sequences_max=sequences_max, tokens_max=tokens_max,
+                           fingerprint=fingerprint)
+        return self._new_session(pool, session, reply)
+
+    def attach(self, session, *, fingerprint=0, timeout=None):
+        """Takes over a session by its name. The connection that had it gets NOT_OWNER from then on."""
+        deadline = self._deadline(timeout)
+        attached = self._new_session(None, session, self._open(wire.ATTACH, "", session, deadline,
+                                                               fingerprint=fingerprint))
+        attached._load_lengths(deadline)
+        return attached
+
+    def _open(self, opcode, pool, session, deadline, *, priority=0, lease_ms=0, reserve_blocks=0, sequences_max=0,
+              tokens_max=0, fingerprint=0):
+        pool, session = pool.encode(), session.encode()
+        if len(pool) > 64 or (opcode == wire.OPEN and not pool):
+            raise ArgumentError(f"the pool's name has {len(pool)} bytes, expected 1 to 64")
+        if len(session) > 128 or (opcode == wire.ATTACH and not session):
+            raise ArgumentError(f"the session's name has {len(session)} bytes, expected 1 to 128")
+        try:
+            op = wire.LAYOUTS["open_req"].pack(
+                pool_name_bytes=len(pool), session_name_bytes=len(session), priority=priority, flags=0,
+                lease_ms=lease_ms, reserve_blocks=reserve_blocks, sequences_max=sequences_max, tokens_max=tokens_max,
+                fingerprint=fingerprint)
+        except Exception as error:  # struct.error
+            raise ArgumentError(f"a number of open() is out of range: {error}") from error
+        return self._call(opcode, op, pool + session, deadline=deadline)
+
+    def _new_session(self, pool, name, reply):
+        told = reply.op
+        self._check_open(told)
+        session = Session(self, name, Geometry.of(told, pool), told)
+        self._sessions.append(session)
+        return session
+
+    def _check_open(self, told):
+        if not (told.session and 0 < told.n_layers <= 65536 and told.q_heads and told.kv_heads and told.k_head_dim
+                and told.v_head_dim):
+            error = TqkvError(Status.BAD_FRAME, f"a session's geometry is out of range: {told}", scope="connection")
+            self._connection.lose(error)
+            raise error
+
+    def pipeline(self, session=None, timeout=None):
+        """A Pipeline: row operations that are sent without waiting for each other."""
+        from .pipeline import Pipeline
+        return Pipeline(self, session, timeout)
+
+    # ---- after a lost connection ----
+
+    def reconnect(self, timeout=None, keep_lengths=False):
+        """Makes a new connection in place of the old one, lost or not, and returns a ReconnectReport.
+
+        Requests that were not answered end with IO_ERROR. Every session with a name is attached again and asked for its
+        lengths; sequences whose layers differ are truncated to the shortest one (not with keep_lengths), so that
+        every sequence has one length to go on from. Sessions without a name are lost.
+
+        Raises TqkvError with status STALE_EPOCH when the daemon was restarted: its memory and all sessions are gone,
+        and the connection is usable. The status of an ATTACH: at least that session is lost. IO_ERROR, DEADLINE: no
+        connection; may be called again.
+        """
+        deadline = self._deadline(timeout)
+        before = self.server.boot_id
+        self._connection.lose(TqkvError(Status.IO_ERROR, f"the connection to {self._connection.address} was replaced"))
+        is_same = self._dial(min(deadline, now() + self.connect_timeout), before)
+        sessions = list(self._sessions)
+        counts = {"n_attached": 0, "n_sequences": 0, "n_truncated": 0}
+        if not is_same or self.server.boot_id != before:
+            error = TqkvError(Status.STALE_EPOCH, f"the daemon at {self._connection.address} was restarted: its memory "
+                              "is gone, and all sessions with it", is_local=False)
+            for session in sessions:
+                session._lost = session._lost or error
+            raise error
+        failure = None
+        for session in sessions:
+            if session._lost:
+                continue
+            try:
+                self._attach_again(session, deadline, keep_lengths, counts)
+            except TqkvError as error:
+                failure = failure or error
+                if not self.is_connected or error.status == Status.DEADLINE:
+                    break
+                session._lost = error
+        if failure:
+            raise failure
+        return ReconnectReport(before, self.server.boot_id, len(sessions), **counts)
+
+    def _attach_again(self, session, deadline, keep_lengths, counts):
+        if not session.name:
+            raise TqkvError(Status.STALE_HANDLE, "a session without a name cannot be attached again after a lost "
+                            "connection")
+        told = self._open(wire.ATTACH, "", session.name, deadline, fingerprint=session.fingerprint).op
+        self._check_open(told)
+        session._take(told)
+        sequences = session._load_lengths(deadline)
+        uneven = {} if keep_lengths else {
+            told.sequence: told.length_min for told in sequences if told.length_min != told.length_max}
+        if uneven:
+            session.truncate(uneven, timeout=left_of(deadline))
+        counts["n_attached"] += 1
+        counts["n_sequences"] += len(sequences)
+        counts["n_truncated"] += len(uneven)

@@ -1,0 +1,500 @@
+"""A session: what a client owns on one pool. Its sequences are named by numbers of the caller's choice."""
+
+from collections import namedtuple
+
+import numpy as np
+
+from . import _read, dtypes
+from . import _wire as wire
+from ._rows import Call, Item
+from .errors import ArgumentError, ArgumentTypeError, Status, TqkvError
+
+POSITION_MAX = wire.PLANNED - 1
+
+
+class Geometry(namedtuple("Geometry", "pool n_layers block_size q_heads kv_heads k_head_dim v_head_dim")):
+    """What rows of a pool look like."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, told, pool):
+        return cls(pool, *(getattr(told, name) for name in cls._fields[1:]))
+
+    def __str__(self):
+        name = f"pool {self.pool!r}" if self.pool else "the pool"
+        return (f"{name} has {self.n_layers} layers, {self.q_heads} q_heads, {self.kv_heads} kv_heads, k_head_dim "
+                f"{self.k_head_dim}, v_head_dim {self.v_head_dim}")
+
+
+Sequence = namedtuple("Sequence", "sequence length_min length_max n_blocks n_shared_blocks state is_evictable lengths")
+Sequence.__doc__ = """One sequence as the server tells it; lengths has one number per layer. state: "resident", "spilled" or
+"evicted"."""
+STATES = ("resident", "spilled", "evicted")
+
+
+class Session:
+    """What a client owns on one pool. Made by Client.open() and Client.attach().
+
+    A row is one token's K or V of all KV heads on one layer: k is [tokens, kv_heads, k_head_dim], v is
+    [tokens, kv_heads, v_head_dim], q is [q_heads, k_head_dim], an output is [q_heads, v_head_dim]. A single token may
+    leave out the first axis. float32, float16 and bf16 (as uint16, see tqkv.to_bf16) are sent as they are; float64 is
+    rounded to float32.
+
+    Positions: a session object knows how long its sequences are on each layer, so an append goes to the end unless it
+    is told a position, and a sequence that it has not seen is created. The server checks every position: if somebody
+    else changed the sequence, the append fails with POSITION and nothing is written.
+
+    Large appends are sent in several frames, and a split item is no longer stored whole or not at all: the error's
+    results tell how many tokens of each item are stored.
+
+    Items that are refused with a retryable status (POOL_FULL, BUSY_RETRY, ..) are sent again, alone, with growing random
+    pauses, until the call's deadline would pass.
+
+    The object belongs to one thread, as its client does. Leaving a `with` block ends the session and frees its rows.
+    """
+
+    def __init__(self, client, name, geometry, told):
+        self._client, self.name, self.geometry = client, name, geometry
+        self._lost = None  # the error that every call raises
+        self._lengths = {}  # sequence: one length per layer
+        self._unsure = set()  # sequences whose lengths must be asked for
+        self._row_bytes = {}  # packed: (side, layer): bytes
+        self.timings = None  # of the last blocking row operation, with Client(timings=True): microseconds
+        self._take(told)
+
+    def _take(self, told):
+        self.handle, self.fingerprint, self.lease_ms = told.session, told.fingerprint, told.lease_ms
+        self.reserved_blocks = told.reserved_blocks
+        self.tokens_max, self.sequences_max = told.tokens_max, told.sequences_max
+        self._unsure.update(self._lengths)
+
+    def __repr__(self):
+        return f"<tqkv.Session {self.name or hex(self.handle)}: {self.geometry}>"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        try:
+            self.close()
+        except TqkvError:
+            # The caller's exception matters more, and a session that is gone already is closed.
+            if kind is None and self._client.is_connected and not self._lost:
+                raise
+
+    def _check(self):
+        if self._lost:
+            raise self._lost.copy(outcome_unknown=False)
+
+    # ---- arguments ----
+
+    def _layer(self, layer):
+        return _whole("layer", layer, 0, self.geometry.n_layers - 1)
+
+    def _layers_of(self, k, layer_first):
+        layer_first = _whole("layer_first", layer_first, 0, self.geometry.n_layers - 1)
+        n_layers = np.shape(k)[0] if np.ndim(k) > 2 else 0
+        if n_layers < 1 or layer_first + n_layers > self.geometry.n_layers:
+            raise ArgumentError(f"k has shape {np.shape(k)}, expected (layers, tokens, {self.geometry.kv_heads}, "
+                                f"{self.geometry.k_head_dim}) from layer {layer_first} on: {self.geometry}")
+        return layer_first, n_layers
+
+    def _side(self, what, values, heads, dim, n_layers, axis):
+        """Rows as [layers, tokens, heads, dim]. n_layers None: one layer, without its axis."""
+        array, number = dtypes.as_rows(what, values)
+        layers_axis = () if n_layers is None else (n_layers,)
+        n_axes = len(layers_axis) + 3
+        if array.ndim == n_axes - 1 and array.shape == layers_axis + (heads, dim):
+            array = array.reshape(layers_axis + (1, heads, dim))
+        if array.ndim != n_axes or array.shape[:len(layers_axis)] != layers_axis or array.shape[-2:] != (heads, dim):
+            wanted = ", ".join(str(part) for part in layers_axis + (axis, heads, dim))
+            raise ArgumentError(f"{what} has shape {np.shape(values)}, expected ({wanted}): {self.geometry}")
+        return (array[None] if n_layers is None else array), number
+
+    def _kv(self, sequence, k, v, n_layers):
+        g = self.geometry
+        k, k_dtype = self._side("k", k, g.kv_heads, g.k_head_dim, n_layers, "tokens")
+        v, v_dtype = self._side("v", v, g.kv_heads, g.v_head_dim, n_layers, "tokens")
+        if k.shape[1] != v.shape[1]:
+            raise ArgumentError(f"sequence {sequence}: k has {k.shape[1]} tokens, v has {v.shape[1]}")
+        if k.shape[1] == 0:
+            raise ArgumentError(f"sequence {sequence}: there are no tokens")
+        return k, k_dtype, v, v_dtype
+
+    def _q(self, q):
+        """(queries as [q_len, q_heads, dim], dtype, whether the caller gave the first axis)"""
+        g = self.geometry
+        array, number = dtypes.as_rows("q", q)
+        has_axis = array.ndim == 3
+        if array.ndim not in (2, 3) or array.shape[-2:] != (g.q_heads, g.k_head_dim):
+            raise ArgumentError(f"q has shape {np.shape(q)}, expected ({g.q_heads}, {g.k_head_dim}) or (q_len, "
+                                f"{g.q_heads}, {g.k_head_dim}): {g}")
+        return array.reshape(-1, g.q_heads, g.k_head_dim), number, has_axis
+
+    # ---- lengths ----
+
+    def _load_lengths(self, deadline):
+        sequences = self._tell(deadline)
+        self._lengths = {told.sequence: list(told.lengths) for told in sequences}
+        self._unsure.clear()
+        return sequences
+
+    def _settle(self, sequences, deadline):
+        """Asks for the lengths of sequences that a failed call left uncertain."""
+        for sequence in sequences:
+            if sequence not in self._unsure:
+                continue
+            told = self._tell(deadline, sequence, 1)
+            if told and told[0].sequence == sequence:
+                self._lengths[sequence] = list(told[0].lengths)
+            else:
+                self._lengths.pop(sequence, None)
+            self._unsure.discard(sequence)
+
+    def _place(self, sequence, layers, position, create):
+        """(position, flags) of an append."""
+        known = self._lengths.get(sequence)
+        if position is None:
+            here = {known[layer] for layer in layers} if known else {0}
+            if len(here) > 1:
+                raise ArgumentError(f"sequence {sequence} has lengths from {min(here)} to {max(here)} on these layers: "
+                                    "give a position, or append layer by layer")
+            position = here.pop()
+            if create:
+                position = 0
+        else:
+            position = _whole("position", position, 0, POSITION_MAX)
+        if create is None:
+            create = known is None and position == 0
+        if create and position:
+            raise ArgumentError(f"sequence {sequence}: a new sequence begins at position 0, not {position}")
+        return position, wire.ITEM_CREATE if create else 0
+
+    def _enter(self, item, layers, length):
+        """An append is stored (or, pipelined, on its way): the sequence has this length on these layers."""
+        lengths = self._lengths.setdefault(item.sequence, [0] * self.geometry.n_layers)
+        for layer in layers:
+            lengths[layer] = length
+
+    # ---- calls ----
+
+    def _append_call(self, entries, layer_first, n_layers, has_layer_axis, position, create, deadline, op=wire.APPEND,
+                     out_dtype="f32", lse=False, scale=0.0):
+        """entries: (sequence, k, v[, q])"""
+        self._check()
+        entries = [(_sequence(entry[0]), *entry[1:]) for entry in entries]
+        self._settle([entry[0] for entry in entries], deadline)
+        layers = range(layer_first, layer_first + n_layers)
+        items, has_axis = [], []
+        for sequence, k, v, *q in entries:
+            k, k_dtype, v, v_dtype = self._kv(sequence, k, v, n_layers if has_layer_axis else None)
+            at, flags = self._place(sequence, layers, position, create)
+            if at + k.shape[1] > POSITION_MAX:
+                raise ArgumentError(f"sequence {sequence}: position {at} + {k.shape[1]} tokens leaves 32 bits")
+            item = Item(sequence, at, k.shape[1], flags=flags, k=(k, k_dtype), v=(v, v_dtype))
+            if q:
+                q, q_dtype, axis = self._q(q[0])
+                item.q, item.q_len = (q, q_dtype), len(q)
+                has_axis.append(axis)
+            items.append(item)
+        return self._call(op, items, layer_first, n_layers, out_dtype, lse, scale), has_axis
+
+    def _call(self, op, items, layer_first=0, n_layers=1, out_dtype="f32", lse=False, scale=0.0):
+        used = {side: _unify(items, side) for side in ("k", "v", "q")}
+        has_q = op in (wire.DECODE, wire.APPEND_DECODE)
+        for item in items:
+            if item.q_len > self._client.server.q_len_max:
+                raise ArgumentError(f"sequence {item.sequence}: {item.q_len} queries, the server takes "
+                                    f"{self._client.server.q_len_max} per call (q_len_max)")
+        scale = float(scale)
+        if not 0 <= scale < float("inf"):
+            raise ArgumentError(f"scale is {scale}, expected a positive number or 0 for the pool's")
+        return Call(self._client._connection, self.geometry, self.handle, op, items, layer_first=layer_first,
+                    n_layers=n_layers, k_dtype=used["k"], v_dtype=used["v"], q_dtype=used["q"],
+                    out_dtype=dtypes.number_of(out_dtype) if has_q else dtypes.NONE, lse=lse, scale=scale)
+
+    def _run_append(self, call, deadline):
+        layers = range(call.layer_first, call.layer_first + call.n_layers)
+        sequences = {item.sequence for item in call.items}
+        self._unsure |= sequences  # until it is known what became of them, whatever happens
+        call.run(deadline, self._client.retry)
+        for item in call.items:
+            if item.status == Status.OK:
+                self._enter(item, layers, item.position + item.n_tokens)
+                self._unsure.discard(item.sequence)
+        self._finish(call)
+
+    def _finish(self, call):
+        self.timings = call.timings
+        failure = call.failure()
+        if failure is not None:
+            raise failure
+
+    # ---- storing ----
+
+    def append(self, sequence, layer, k, v, position=None, create=None, timeout=None):
+        """Stores rows of one sequence on one layer; returns the sequence's length on that layer.
+
+        create: None makes the sequence when it is new to this object; True insists (EXISTS if it is not new).
+        """
+        deadline = self._client._deadline(timeout)
+        call, _ = self._append_call([(sequence, k, v)], self._layer(layer), 1, False, position, create, deadline)
+        self._run_append(call, deadline)
+        return call.items[0].position + call.items[0].n_tokens
+
+    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, timeout=None):
+        """Stores rows of one sequence on several layers at once: k is [layers, tokens, kv_heads, k_head_dim]."""
+        deadline = self._client._deadline(timeout)
+        layer_first, n_layers = self._layers_of(k, layer_first)
+        call, _ = self._append_call([(sequence, k, v)], layer_first, n_layers, True, position, create, deadline)
+        self._run_append(call, deadline)
+        return call.items[0].position + call.items[0].n_tokens
+
+    def append_batch(self, items, layer=None, create=None, timeout=None):
+        """Stores rows of many sequences: {sequence: (k, v)} or a list of (sequence, k, v).
+
+        layer None: on all layers, and every k and v has a first axis for them. Returns the new lengths in the order
+        of the items. If items fail, the others are stored all the same; the error's item_errors names those that
+        failed.
+        """
+        deadline = self._client._deadline(timeout)
+        entries = _entries(items, 2)
+        first, n = (0, self.geometry.n_layers) if layer is None else (self._layer(layer), 1)
+        call, _ = self._append_call(entries, first, n, layer is None, None, create, deadline)
+        if not call.items:
+            return []
+        self._run_append(call, deadline)
+        return [item.position + item.n_tokens for item in call.items]
+
+    # ---- attention ----
+
+    def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None):
+        """Attention of q over the stored rows of one layer: out [q_heads, v_head_dim].
+
+        seen: how many tokens it sees; None is all. lse: also the log-sum-exp of the scores, [q_heads] (natural
+        logarithm). A query that sees no token gets zeros and -inf. dtype: of the output. scale: of the scores; 0 is the
+        pool's.
+        """
+        out = self.decode_batch([(sequence, q)], layer, seen, lse, dtype, scale, timeout)
+        has_axis = np.ndim(q) == 3
+        if lse:
+            return out if has_axis else (out[0][0], out[1][0])
+        return out if has_axis else out[0]
+
+    def _decode_call(self, items, layer, seen, lse, dtype, scale):
+        self._check()
+        if seen is not None:
+            seen = _whole("seen", seen, 0, POSITION_MAX)
+        rows, has_axis = [], []
+        for sequence, q in _entries(items, 1):
+            q, number, axis = self._q(q)
+            has_axis.append(axis)
+            rows.append(Item(_sequence(sequence), wire.PLANNED if seen is None else seen, q_len=len(q), q=(q, number)))
+        return self._call(wire.DECODE, rows, self._layer(layer), 1, dtype, lse, scale), has_axis
+
+    def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None):
+        """Attention for many sequences: {sequence: q} or a list of (sequence, q).
+
+        Returns out [queries, q_heads, v_head_dim], in the order of the items, or (out, lse) with lse [queries, q_heads].
+        """
+        deadline = self._client._deadline(timeout)
+        call, _ = self._decode_call(items, layer, seen, lse, dtype, scale)
+        if call.items:
+            call.run(deadline, self._client.retry)
+            self._finish(call)
+        return _outputs(call)
+
+    def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
+                      timeout=None):
+        """append(), then decode() over all rows with these: one round trip, the step of token generation."""
+        deadline = self._client._deadline(timeout)
+        call, has_axis = self._append_call([(sequence, k, v, q)], self._layer(layer), 1, False, position, create,
+                                           deadline, wire.APPEND_DECODE, dtype, lse, scale)
+        self._run_append(call, deadline)
+        out = _outputs(call)
+        if has_axis[0]:
+            return out
+        return (out[0][0], out[1][0]) if lse else out[0]
+
+    def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, timeout=None):
+        """append_decode() for many sequences: {sequence: (k, v, q)} or a list of (sequence, k, v, q).
+
+        Returns as decode_batch() does.
+        """
+        deadline = self._client._deadline(timeout)
+        call, _ = self._append_call(_entries(items, 3), self._layer(layer), 1, False, None, create, deadline,
+                                    wire.APPEND_DECODE, dtype, lse, scale)
+        if call.items:
+            self._run_append(call, deadline)
+        return _outputs(call)
+
+    # ---- reading back ----
+
+    def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, timeout=None):
+        """(K rows, V rows) as they are stored: [layers, tokens, kv_heads, head_dim]; None for a side that is not wanted.
+
+        layers: a number (then the arrays have no axis for it), a range, or None for all. n None: to the sequence's end.
+        dtype "f32", "f16", "bf16" (uint16), or "packed": the stored bytes, [layers, tokens, kv_heads, row_bytes]
+        (a list over the layers where row_bytes differ). Large reads are asked for in parts.
+        """
+        deadline = self._client._deadline(timeout)
+        self._check()
+        job = _read.Job(self, _sequence(sequence), layers, start, n, dtype, k, v, deadline)
+        return job.result(self._client._run(job.submits(), deadline))
+
+    # ---- sequences ----
+
+    def truncate(self, sequence, length=None, timeout=None):
+        """Shortens a sequence on every layer to at most this length; or many: truncate({sequence: length})."""
+        lengths = sequence if length is None else {sequence: length}
+        if not isinstance(lengths, dict):
+            raise ArgumentTypeError("truncate() takes a sequence and a length, or {sequence: length}")
+        items = [Item(_sequence(sequence), _whole("length", length, 0, POSITION_MAX))
+                 for sequence, length in lengths.items()]
+        self._run_items(wire.TRUNCATE, items, timeout)
+
+    def free(self, sequences, timeout=None):
+        """Forgets one sequence or many and gives their blocks back."""
+        if isinstance(sequences, (int, np.integer)):
+            sequences = [sequences]
+        self._run_items(wire.FREE, [Item(_sequence(sequence)) for sequence in sequences], timeout)
+
+    def _run_items(self, op, items, timeout):
+        self._check()
+        if not items:
+            return
+        deadline = self._client._deadline(timeout)
+        call = self._call(op, items)
+        self._unsure.update(item.sequence for item in items)
+        call.run(deadline, self._client.retry)
+        for item in items:
+            if item.status == Status.OK:
+                was_known = item.sequence in self._lengths
+                self._cut(op, item)
+                if op == wire.FREE or was_known:
+                    self._unsure.discard(item.sequence)
+        self._finish(call)
+
+    def _cut(self, op, item):
+        if op == wire.FREE:
+            self._lengths.pop(item.sequence, None)
+        elif item.sequence in self._lengths:
+            self._lengths[item.sequence] = [min(length, item.position) for length in self._lengths[item.sequence]]
+
+    def tell(self, timeout=None):
+        """Every sequence of the session as the server knows it: a list of Sequence, in the order of their numbers.
+
+        Waits for everything that was sent before."""
+        self._check()
+        return self._tell(self._client._deadline(timeout))
+
+    def lengths(self, timeout=None):
+        """{sequence: (length on layer 0, on layer 1, ..)} as the server knows them."""
+        return {told.sequence: told.lengths for told in self.tell(timeout)}
+
+    def _tell_op(self, sequence_from, n_max):
+        return wire.LAYOUTS["tell_req"].pack(sequence_from=sequence_from, n_sequences_max=n_max,
+                                             flags=wire.TELL_PER_LAYER)
+
+    def _tell(self, deadline, sequence_from=0, n_max=None):
+        """All pages from a sequence on; at most n_max sequences if given."""
+        sequences = []
+        page = min(self._client.server.items_max, wire.ITEMS_MAX)
+        while True:
+            op = self._tell_op(sequence_from, page if n_max is None else n_max)
+            request = []
+
+            def submit():
+                request[:] = [self._client._submit(wire.TELL, op, session=self.handle, deadline=deadline)]
+                return request[0]
+
+            reply = self._client._run([submit], deadline)[0]
+            sequences += self._read_tell(request[0], reply)
+            sequence_from = reply.op.next_sequence
+            if sequence_from == 0 or n_max is not None:
+                return sequences
+
+    def _read_tell(self, request, reply):
+        n_layers, last = self.geometry.n_layers, request.op.sequence_from - 1
+        try:
+            if reply.op.n_layers != n_layers or len(reply.items) > request.op.n_sequences_max:
+                raise wire.BadFrame(Status.BAD_FRAME, f"{len(reply.items)} sequences of {reply.op.n_layers} layers")
+            data = reply.segment(reply.op.lengths_off, len(reply.items) * n_layers * 4, "lengths")
+            lengths = np.frombuffer(data, "<u4").reshape(len(reply.items), n_layers).tolist()
+            for item in reply.items:
+                if item.sequence <= last:
+                    raise wire.BadFrame(Status.BAD_FRAME, f"sequence {item.sequence} after {last}")
+                last = item.sequence
+            # Otherwise paging would never end.
+            if reply.op.next_sequence and (not reply.items or reply.op.next_sequence <= last):
+                raise wire.BadFrame(Status.BAD_FRAME, f"next_sequence {reply.op.next_sequence} after {last}")
+        except wire.BadFrame as error:
+            self._client._bad_reply(request, str(error))
+        return [Sequence(item.sequence, item.length_min, item.length_max, item.n_blocks, item.n_shared_blocks,
+                         STATES[item.state] if item.state < len(STATES) else f"state {item.state}",
+                         bool(item.flags & wire.ITEM_EVICTABLE), tuple(row))
+                for item, row in zip(reply.items, lengths)]
+
+    # ---- the session itself ----
+
+    def ping(self, timeout=None):
+        """Renews the lease. Seconds that the answer took."""
+        self._check()
+        return self._client._ping(self.handle, timeout)
+
+    def pipeline(self, timeout=None):
+        """A Pipeline for this session: row operations that are sent without waiting for each other."""
+        return self._client.pipeline(self, timeout)
+
+    def close(self, timeout=None):
+        """Ends the session and frees its sequences. The object is of no use afterwards, whatever happens."""
+        if self in self._client._sessions:
+            self._client._sessions.remove(self)
+        if self._lost:
+            return
+        self._lost = TqkvError(Status.STALE_HANDLE, "the session was closed")
+        self._client._call(wire.CLOSE, b"", session=self.handle, deadline=self._client._deadline(timeout))
+
+
+def _whole(what, value, low, high):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise ArgumentTypeError(f"{what} is {value!r}, expected a whole number")
+    if not low <= value <= high:
+        raise ArgumentError(f"{what} is {value}, expected {low} to {high}")
+    return int(value)
+
+
+def _sequence(value):
+    return _whole("sequence", value, 1, (1 << 64) - 1)
+
+
+def _entries(items, n_values):
+    """{sequence: value(s)} or a list of (sequence, value..) or (sequence, (value..)) as a list of flat tuples."""
+    pairs = items.items() if isinstance(items, dict) else items
+    entries = []
+    for entry in pairs:
+        entry = tuple(entry)
+        if n_values > 1 and len(entry) == 2 and isinstance(entry[1], (tuple, list)):
+            entry = (entry[0], *entry[1])
+        if len(entry) != n_values + 1:
+            raise ArgumentError(f"an item has {len(entry)} parts, expected {n_values + 1}: the sequence and "
+                                f"{('q', 'k and v', 'k, v and q')[n_values - 1]}")
+        entries.append(entry)
+    return entries
+
+
+def _unify(items, side):
+    """The dtype of one side of all items; where they differ, everything becomes float32."""
+    pairs = [getattr(item, side) for item in items]
+    if not pairs or pairs[0] is None:
+        return dtypes.NONE
+    numbers = {number for _, number in pairs}
+    number = numbers.pop() if len(numbers) == 1 else dtypes.F32
+    for item, (array, own) in zip(items, pairs):
+        setattr(item, side, array if own == number else dtypes.to_f32(array, own))
+    return number
+
+
+def _outputs(call):
+    return (call.out, call.lses) if call.lse else call.out

@@ -1,0 +1,333 @@
+/*
+ * Control operations on pools, sessions and sequences. Each secures the room for its reply before it does
+ * anything, so that nothing takes effect without an answer; a connection that is parked for room comes back
+ * here from the start.
+ */
+#include "server/internal.h"
+
+#include <string.h>
+
+#include "core/format.h"
+#include "core/rotation.h"
+
+/* ---- pools and sessions ---- */
+
+/* The rotation that was asked for; NULL when those rows are not rotated, or something else was asked. */
+static const struct kv_rotation *rotation_of(const struct kv_pool_spec *spec, uint16_t what)
+{
+	if (what == KVP_POOL_INFO_ROTATION)
+		return spec->layers[0].k->rotation;
+	return what == KVP_POOL_INFO_V_ROTATION ? spec->layers[0].v->rotation : NULL;
+}
+
+void srv_op_pool_info(struct srv_conn *conn)
+{
+	struct srv_server *server = conn->server;
+	const struct kvp_request *request = &server->scratch;
+	struct kv_pool *pool = request->pool_name.n_bytes
+		? kv_domain_pool_by_name(server->domain, request->pool_name.data, request->pool_name.n_bytes)
+		: kv_domain_pool_at(server->domain, request->pool_info.index);
+	const uint32_t payload_at =
+		KVP_HEADER_BYTES + (uint32_t)kvp_payload_start(KVP_BYTES(pool_info_reply), 0, 0);
+	const uint32_t payload_max = SRV_REPLY_BYTES - payload_at;
+
+	if (!pool) {
+		srv_refuse_status(conn, KV_NOT_FOUND,
+			KVP_HEADER_BYTES +
+				(request->pool_name.n_bytes ? 0u : (uint32_t)KVP_AT(pool_info_req, index)),
+			"no such pool");
+		return;
+	}
+	uint8_t *room = srv_conn_reply_room(conn, SRV_REPLY_BYTES);
+
+	if (!room)
+		return;
+	const struct kv_pool_spec *spec = pool->spec;
+	const struct kv_rotation *rotation = rotation_of(spec, request->pool_info.what);
+	uint32_t n_bytes = 0;
+
+	memset(room + KVP_HEADER_BYTES, 0, payload_at - KVP_HEADER_BYTES);
+	if (request->pool_info.what == KVP_POOL_INFO_JSON) {
+		n_bytes = spec->canonical_json_bytes;
+		if (n_bytes > payload_max) {
+			const struct kvp_fault fault = { .status = KV_TOO_LARGE,
+				.scope = KV_SCOPE_REQUEST,
+				.item = KVP_NO_ITEM,
+				.offset = KVP_AT_OPCODE,
+				.expected = payload_max,
+				.got = n_bytes,
+				.what = "the pool's JSON exceeds a reply" };
+
+			srv_refuse(conn, &fault, NULL, 0);
+			return;
+		}
+		memcpy(room + payload_at, spec->canonical_json, n_bytes);
+	} else if (rotation) {
+		const uint32_t row_bytes = rotation->head_dim * 4;
+		const uint32_t first = request->pool_info.row_first;
+		uint32_t n_rows = kvp_pool_info_rows_fit(row_bytes,
+			rotation->head_dim - (first < rotation->head_dim ? first : rotation->head_dim),
+			SRV_REPLY_BYTES - KVP_HEADER_BYTES);
+
+		kv_rotation_matrix(rotation, first, n_rows, (float *)(void *)(room + payload_at));
+		n_bytes = n_rows * row_bytes;
+	} else {
+		srv_refuse_status(conn, KV_NOT_FOUND, KVP_HEADER_BYTES + KVP_AT(pool_info_req, what),
+			"the pool has nothing of this kind");
+		return;
+	}
+	const struct kvp_pool_info_reply reply = {
+		.fingerprint = spec->fingerprint,
+		.json_bytes = n_bytes,
+		.n_pools = kv_domain_n_pools(server->domain),
+	};
+
+	kvp_pool_info_reply_encode(&reply, room + KVP_HEADER_BYTES);
+	srv_reply_send(conn, srv_reply_header(conn, room, KV_OK, KVP_BYTES(pool_info_reply), 0, n_bytes));
+}
+
+static struct kvp_open_reply open_reply(const struct srv_server *server, const struct kv_session *session)
+{
+	const struct kv_pool_spec *spec = session->pool->spec;
+
+	return (struct kvp_open_reply){
+		.session = session->handle,
+		.boot_id = kv_domain_boot_id(server->domain),
+		.fingerprint = spec->fingerprint,
+		.lease_ms = session->lease_ms,
+		.reserved_blocks = session->n_blocks_reserved[0],
+		.n_layers = spec->n_layers,
+		.block_size = spec->block_size,
+		.q_heads = (uint16_t)spec->q_heads,
+		.kv_heads = (uint16_t)spec->kv_heads,
+		.k_head_dim = (uint16_t)spec->k_head_dim,
+		.v_head_dim = (uint16_t)spec->v_head_dim,
+		.sequences_max = session->sequences_max,
+		.tokens_max = session->tokens_max,
+	};
+}
+
+static uint64_t tenant_of(const struct srv_conn *conn)
+{
+	return conn->peer.transport == KV_IO_UNIX ? conn->peer.uid : UINT64_MAX;
+}
+
+static enum kv_status open_session(struct srv_conn *conn, struct kv_session **session, struct kv_error *err)
+{
+	struct srv_server *server = conn->server;
+	const struct kvp_request *request = &server->scratch;
+	const struct kvp_open_req *open = &request->open;
+	struct kv_pool *pool =
+		kv_domain_pool_by_name(server->domain, request->pool_name.data, request->pool_name.n_bytes);
+
+	if (server->is_draining)
+		return kv_fail(err, KV_DRAINING, "the daemon is draining");
+	if (!pool)
+		return kv_fail(err, KV_NOT_FOUND, "no pool \"%.*s\"", (int)request->pool_name.n_bytes,
+			request->pool_name.data);
+	if (open->fingerprint != 0 && open->fingerprint != pool->spec->fingerprint)
+		return kv_fail(err, KV_FORMAT_MISMATCH, "pool \"%s\" has fingerprint %016llx",
+			pool->spec->name, (unsigned long long)pool->spec->fingerprint);
+	const struct kv_open_params params = {
+		.pool = pool,
+		.name = request->session_name.data,
+		.name_bytes = request->session_name.n_bytes,
+		.tenant = tenant_of(conn),
+		.owner_id = conn->id,
+		.priority = open->priority,
+		.lease_ms = open->lease_ms,
+		.reserve_blocks = open->reserve_blocks,
+		.sequences_max = open->sequences_max,
+		.tokens_max = open->tokens_max,
+	};
+	const enum kv_status status = kv_session_open(server->domain, &params, server->now_ns, session, err);
+
+	if (status == KV_OK)
+		server->counters.sessions_opened++;
+	return status;
+}
+
+static enum kv_status attach_session(struct srv_conn *conn, struct kv_session **session, struct kv_error *err)
+{
+	struct srv_server *server = conn->server;
+	const struct kvp_request *request = &server->scratch;
+	const uint64_t expected = request->open.fingerprint;
+	uint32_t slot = 0;
+
+	/* The fingerprint is compared before the old owner is fenced: a refused ATTACH changes nothing. */
+	if (expected != 0) {
+		for (struct kv_session *s; (s = kv_session_next(server->domain, &slot));) {
+			if (s->tenant != tenant_of(conn) ||
+				strlen(s->name) != request->session_name.n_bytes ||
+				memcmp(s->name, request->session_name.data, request->session_name.n_bytes) !=
+					0)
+				continue;
+			if (s->pool->spec->fingerprint != expected)
+				return kv_fail(err, KV_FORMAT_MISMATCH,
+					"the session's pool \"%s\" has fingerprint %016llx",
+					s->pool->spec->name, (unsigned long long)s->pool->spec->fingerprint);
+		}
+	}
+	const enum kv_status status = kv_session_attach(server->domain, request->session_name.data,
+		request->session_name.n_bytes, tenant_of(conn), conn->id, server->now_ns, session);
+
+	return status == KV_OK ? KV_OK : kv_fail(err, status, "%s", kv_status_row(status)->text);
+}
+
+void srv_op_open(struct srv_conn *conn)
+{
+	uint8_t *room = srv_conn_reply_room(conn, KVP_ERROR_FRAME_BYTES_MAX);
+	struct kv_session *session = NULL;
+	struct kv_error err = { 0 };
+
+	if (!room)
+		return;
+	const enum kv_status status = conn->header.opcode == KVP_OP_OPEN
+		? open_session(conn, &session, &err)
+		: attach_session(conn, &session, &err);
+
+	if (status != KV_OK) {
+		srv_refuse_status(conn, status, KVP_HEADER_BYTES, err.msg[0] ? err.msg : NULL);
+		return;
+	}
+	const struct kvp_open_reply reply = open_reply(conn->server, session);
+
+	kvp_open_reply_encode(&reply, room + KVP_HEADER_BYTES);
+	srv_reply_send(conn, srv_reply_header(conn, room, KV_OK, KVP_BYTES(open_reply), 0, 0));
+}
+
+/* Requests that are in batches finish without their session. */
+static void forget_session(struct srv_server *server, const struct kv_session *session)
+{
+	for (uint32_t c = 0; c < 2; c++) {
+		for (uint32_t i = 0; i < server->slots[c].n; i++) {
+			struct srv_request *request = &server->slots[c].requests[i];
+
+			if (request->sm.state != REQ_FREE && request->session == session)
+				request->session = NULL;
+		}
+	}
+}
+
+void srv_op_close(struct srv_conn *conn, struct kv_session *session)
+{
+	struct srv_server *server = conn->server;
+
+	if (session->n_queued > 0) {
+		srv_conn_wait(conn, WAIT_SESSION, &server->waiting_session);
+		return;
+	}
+	uint8_t *room = srv_conn_reply_room(conn, KVP_HEADER_BYTES);
+
+	if (!room)
+		return;
+	forget_session(server, session);
+	kv_session_close(server->domain, session, false);
+	srv_reply_send(conn, srv_reply_header(conn, room, KV_OK, 0, 0, 0));
+}
+
+/* ---- sequences ---- */
+
+static uint32_t count_shared(const struct kv_sequence *sequence)
+{
+	const struct kv_pool *pool = sequence->pool;
+	const struct kv_block_table *table = &sequence->tables[0];
+	uint32_t blocks[KV_CHUNK_ENTRIES], n_shared = 0;
+
+	for (uint32_t first = 0; first < table->n_blocks; first += KV_CHUNK_ENTRIES) {
+		const uint32_t n = table->n_blocks - first < KV_CHUNK_ENTRIES ? table->n_blocks - first
+									      : KV_CHUNK_ENTRIES;
+
+		kv_block_table_copy(table, &pool->tables, first, n, blocks);
+		for (uint32_t i = 0; i < n; i++)
+			n_shared += pool->blocks[0].owners[blocks[i]] > 1;
+	}
+	return n_shared;
+}
+
+void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
+{
+	struct srv_server *server = conn->server;
+	const struct kvp_tell_req *tell = &server->scratch.tell;
+	const uint32_t n_layers = session->pool->spec->n_layers;
+	struct kvp_caps caps = server->caps;
+	struct kvp_tell_reply_layout layout;
+	struct kv_sequence *found[KVP_ITEMS_MAX];
+	struct kvp_tell_reply reply = { .n_layers = n_layers, .n_sequences_total = session->n_sequences };
+
+	uint8_t *room = srv_conn_reply_room(conn, SRV_REPLY_BYTES);
+
+	if (!room)
+		return;
+	caps.frame_bytes_max = SRV_REPLY_BYTES - KVP_HEADER_BYTES;
+	kvp_tell_reply_layout(tell, KVP_ITEMS_MAX, n_layers, &caps, &layout);
+	const uint32_t n = kv_sequence_list(
+		session, tell->sequence_from, found, layout.n_sequences_max, &reply.next_sequence);
+
+	kvp_tell_reply_layout(tell, n, n_layers, &caps, &layout);
+	reply.lengths_off = layout.lengths.off;
+	reply.flags = tell->flags;
+	memset(room + KVP_HEADER_BYTES, 0, (size_t)layout.body_bytes);
+	kvp_tell_reply_encode(&reply, room + KVP_HEADER_BYTES);
+	uint8_t *item_at = room + KVP_HEADER_BYTES + KVP_BYTES(tell_reply);
+	uint8_t *lengths_at = room + KVP_HEADER_BYTES + layout.payload_start + layout.lengths.off;
+
+	for (uint32_t i = 0; i < n; i++, item_at += KVP_ITEM_BYTES) {
+		struct kvp_tell_item item = {
+			.sequence = found[i]->id,
+			.n_blocks = found[i]->tables[0].n_blocks,
+			.n_shared_blocks = count_shared(found[i]),
+			.state = KVP_STATE_RESIDENT,
+			.flags = found[i]->is_evictable ? KVP_ITEM_EVICTABLE : 0,
+		};
+
+		kv_sequence_lengths(found[i], &item.length_min, &item.length_max);
+		kvp_tell_item_encode(&item, item_at);
+		for (uint32_t l = 0; layout.lengths.n_bytes > 0 && l < n_layers; l++, lengths_at += 4)
+			kvp_put_u32(lengths_at, found[i]->committed[l]);
+	}
+	srv_reply_send(
+		conn, srv_reply_header(conn, room, KV_OK, KVP_BYTES(tell_reply), n, layout.lengths.n_bytes));
+}
+
+/* TRUNCATE and FREE: an answer per item, in a reply of the row operations' shape. */
+void srv_op_items(struct srv_conn *conn, struct kv_session *session)
+{
+	struct srv_server *server = conn->server;
+	const struct kvp_request *request = &server->scratch;
+	struct kvp_rows_reply reply = { .out_off = KVP_ABSENT, .lse_off = KVP_ABSENT };
+	const uint32_t n = request->n_items;
+	uint8_t *room =
+		srv_conn_reply_room(conn, KVP_HEADER_BYTES + KVP_BYTES(rows_reply) + n * KVP_ITEM_BYTES);
+
+	if (!room)
+		return;
+	uint8_t *item_at = room + KVP_HEADER_BYTES + KVP_BYTES(rows_reply);
+
+	for (uint32_t i = 0; i < n; i++, item_at += KVP_ITEM_BYTES) {
+		const struct kvp_rows_item *item = &request->rows_items[i];
+		struct kvp_rows_reply_item out = {
+			.sequence = item->sequence, .layer = KVP_NO_LAYER, .row = KVP_NO_ROW
+		};
+
+		if (conn->header.opcode == KVP_OP_FREE)
+			out.status = (uint16_t)kv_sequence_free(session, item->sequence);
+		else
+			out.status = (uint16_t)kv_sequence_truncate(session, item->sequence, item->position);
+		const struct kv_sequence *sequence = kv_sequence_find(session, item->sequence);
+		uint32_t length_max;
+
+		if (sequence)
+			kv_sequence_lengths(sequence, &out.length, &length_max);
+		if (out.status == KV_OK) {
+			reply.n_ok++;
+			server->counters.items_ok++;
+		} else {
+			reply.n_failed++;
+			srv_reject(server, out.status);
+		}
+		kvp_rows_reply_item_encode(&out, item_at);
+	}
+	kvp_rows_reply_encode(&reply, room + KVP_HEADER_BYTES);
+	srv_reply_send(conn, srv_reply_header(conn, room, KV_OK, KVP_BYTES(rows_reply), n, 0));
+}
