@@ -312,8 +312,11 @@ static void conn_received(struct srv_conn *conn, const struct kv_io_event *event
 
 	conn->is_recv_posted = false;
 	if (conn->sm.state == CONN_CLOSING) {
-		conn->ahead = event->ahead; /* goes back at CLOSED */
-		conn->ahead_idx = event->ahead_idx;
+		/* It goes back at CLOSED. A receive into the buffer that we own already brings none. */
+		if (event->ahead) {
+			conn->ahead = event->ahead;
+			conn->ahead_idx = event->ahead_idx;
+		}
 		return;
 	}
 	if (event->result <= 0) {

@@ -1,9 +1,10 @@
 /*
  * Control requests: what the control thread asks of the loop thread, as plain structs.
  *
- * The control thread (libmicrohttpd, JSON, text) owns no session and no pool. It fills a struct srv_control, posts it
- * to the mailbox and suspends the HTTP connection; the loop answers at most SRV_CONTROL_PER_TURN requests a turn,
- * each with a bounded snapshot, and calls done(); the control thread renders the snapshot. Longer lists are paged.
+ * The control thread (libmicrohttpd, JSON, text) owns no session and no pool. It fills a struct srv_control,
+ * posts it to the mailbox and suspends the HTTP connection; the loop answers at most SRV_CONTROL_PER_TURN
+ * requests a turn, each with a bounded snapshot, and calls done(); the control thread renders the snapshot.
+ * Longer lists are paged.
  */
 #ifndef SERVER_CONTROL_H
 #define SERVER_CONTROL_H
@@ -74,7 +75,7 @@ struct srv_connection_row {
 struct srv_info {
 	char version[64], commit[48];
 	uint64_t boot_id;
-	const char *backend, *io; /* static */
+	const char *backend, *io;                 /* static */
 	char backend_reason[160], io_reason[160]; /* why each was chosen */
 	struct kv_backend_info device;
 	uint64_t frame_bytes_max;

@@ -1,6 +1,6 @@
 /*
- * Control thread: libmicrohttpd, JSON and text over HTTP. Owns no session and no pool; everything it tells comes as
- * a snapshot through the mailbox.
+ * Control thread: libmicrohttpd, JSON and text over HTTP. Owns no session and no pool; everything it tells
+ * comes as a snapshot through the mailbox.
  *
  * Routes: GET /livez /readyz /metrics /v1/info /v1/pools /v1/occupancy /v1/sessions /v1/sessions/{id}
  * /v1/connections /v1/config; POST /v1/pools; DELETE /v1/pools/{name}.
@@ -25,9 +25,10 @@ struct srv_pulse {
 
 /* Starts the thread; `bound` gets "HOST:PORT" with the real port. */
 KV_MUST_CHECK enum kv_status srv_http_start(const struct srv_options *options, struct srv_mailbox *mailbox,
-	struct srv_pulse *pulse, struct kv_clock *clock, struct srv_http **out, char *bound, uint32_t bound_bytes_max,
-	struct kv_error *err);
-/* Answers what is in flight with 503 and stops the thread. The mailbox must be closed and drained first. NULL allowed. */
+	struct srv_pulse *pulse, struct kv_clock *clock, struct srv_http **out, char *bound,
+	uint32_t bound_bytes_max, struct kv_error *err);
+/* Answers what is in flight with 503 and stops the thread. The mailbox must be closed and drained first. NULL
+ * allowed. */
 void srv_http_stop(struct srv_http *http);
 
 #endif

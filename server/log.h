@@ -1,6 +1,6 @@
 /*
- * Log: one line per event on stderr, lower case, "key value" pairs, a journald level in front: "<6>listening on ...".
- * Only server/ logs. Any thread. Repeat offenders are counted, not repeated (srv_log_limited).
+ * Log: one line per event on stderr, lower case, "key value" pairs, a journald level in front: "<6>listening
+ * on ...". Only server/ logs. Any thread. Repeat offenders are counted, not repeated (srv_log_limited).
  */
 #ifndef SERVER_LOG_H
 #define SERVER_LOG_H
@@ -17,7 +17,7 @@ void srv_log(enum srv_log_level level, const char *fmt, ...) KV_PRINTF(2, 3);
 struct srv_log_gate {
 	uint64_t last_ns, n_suppressed;
 };
-void srv_log_limited(struct srv_log_gate *gate, uint64_t now_ns, enum srv_log_level level, const char *fmt, ...)
-	KV_PRINTF(4, 5);
+void srv_log_limited(struct srv_log_gate *gate, uint64_t now_ns, enum srv_log_level level, const char *fmt,
+	...) KV_PRINTF(4, 5);
 
 #endif

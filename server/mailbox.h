@@ -1,6 +1,6 @@
 /*
- * Mailbox: control thread to loop thread, one lock-protected list and one eventfd. post() from any thread; take()
- * from the loop thread. After close() posting fails, and what was posted is still taken.
+ * Mailbox: control thread to loop thread, one lock-protected list and one eventfd. post() from any thread;
+ * take() from the loop thread. After close() posting fails, and what was posted is still taken.
  */
 #ifndef SERVER_MAILBOX_H
 #define SERVER_MAILBOX_H

@@ -20,27 +20,27 @@ struct srv_histogram {
 void srv_histogram_add(struct srv_histogram *histogram, uint64_t value_us);
 
 /* X(name, help): tqkv_<name>_total */
-#define SRV_COUNTER_MAP(X)                                                                                             \
-	X(connections_accepted, "connections accepted")                                                                    \
-	X(connections_refused, "connections refused: table full or draining")                                              \
-	X(connections_closed_slow, "connections closed because the peer was too slow")                                     \
-	X(connections_closed_protocol, "connections closed by a protocol violation")                                       \
-	X(frames_in, "complete request frames")                                                                            \
-	X(frames_out, "reply frames")                                                                                      \
-	X(bytes_in, "bytes received")                                                                                      \
-	X(bytes_out, "bytes sent")                                                                                         \
-	X(rows_in, "rows appended and committed, one per layer and token")                                                 \
-	X(rows_out, "rows read back, one per layer and token")                                                             \
-	X(queries, "decode query rows answered")                                                                           \
-	X(items_ok, "items that succeeded")                                                                                \
-	X(batches, "batches submitted to the backend")                                                                     \
-	X(batch_items, "items in submitted batches")                                                                       \
-	X(sessions_opened, "sessions opened")                                                                              \
-	X(sessions_expired, "sessions whose lease ran out")                                                                \
-	X(appends_aborted_timeout, "frames given up because the peer stalled")                                             \
-	X(appends_aborted_closed, "frames given up because the peer closed inside them")                                   \
-	X(slot_waits, "frames that waited for a request slot")                                                             \
-	X(control_requests, "control requests answered by the loop")                                                       \
+#define SRV_COUNTER_MAP(X)                                                               \
+	X(connections_accepted, "connections accepted")                                  \
+	X(connections_refused, "connections refused: table full or draining")            \
+	X(connections_closed_slow, "connections closed because the peer was too slow")   \
+	X(connections_closed_protocol, "connections closed by a protocol violation")     \
+	X(frames_in, "complete request frames")                                          \
+	X(frames_out, "reply frames")                                                    \
+	X(bytes_in, "bytes received")                                                    \
+	X(bytes_out, "bytes sent")                                                       \
+	X(rows_in, "rows appended and committed, one per layer and token")               \
+	X(rows_out, "rows read back, one per layer and token")                           \
+	X(queries, "decode query rows answered")                                         \
+	X(items_ok, "items that succeeded")                                              \
+	X(batches, "batches submitted to the backend")                                   \
+	X(batch_items, "items in submitted batches")                                     \
+	X(sessions_opened, "sessions opened")                                            \
+	X(sessions_expired, "sessions whose lease ran out")                              \
+	X(appends_aborted_timeout, "frames given up because the peer stalled")           \
+	X(appends_aborted_closed, "frames given up because the peer closed inside them") \
+	X(slot_waits, "frames that waited for a request slot")                           \
+	X(control_requests, "control requests answered by the loop")                     \
 	X(self_tests_failed, "known-answer decodes that were wrong or did not come back")
 
 /* Rejections by status: refused items plus refused frames, one slot per row of the status table. */

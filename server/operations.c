@@ -270,7 +270,9 @@ void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
 	memset(room + KVP_HEADER_BYTES, 0, (size_t)layout.body_bytes);
 	kvp_tell_reply_encode(&reply, room + KVP_HEADER_BYTES);
 	uint8_t *item_at = room + KVP_HEADER_BYTES + KVP_BYTES(tell_reply);
-	uint8_t *lengths_at = room + KVP_HEADER_BYTES + layout.payload_start + layout.lengths.off;
+	uint8_t *lengths_at = layout.lengths.n_bytes > 0
+		? room + KVP_HEADER_BYTES + layout.payload_start + layout.lengths.off
+		: NULL;
 
 	for (uint32_t i = 0; i < n; i++, item_at += KVP_ITEM_BYTES) {
 		struct kvp_tell_item item = {

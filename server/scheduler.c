@@ -320,10 +320,15 @@ uint32_t srv_scheduler_in_flight(const struct srv_server *server)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
-		for (uint32_t f = 0; server->lanes[i].pool && f < server->lanes[i].n_flights; f++)
-			n += server->lanes[i]
-				     .flights[(server->lanes[i].flight_first + f) % SRV_PLANS_PER_LANE]
-				     .is_submitted;
+		const struct srv_lane *lane = &server->lanes[i];
+
+		for (uint32_t f = 0; lane->pool && f < lane->n_flights; f++) {
+			const struct srv_flight *flight =
+				&lane->flights[(lane->flight_first + f) % SRV_PLANS_PER_LANE];
+
+			/* Done without work, or reaped: the backend has nothing of it (any more). */
+			n += flight->is_submitted && !flight->is_done;
+		}
 	}
 	return n;
 }

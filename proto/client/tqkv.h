@@ -239,8 +239,8 @@ enum tqkv_pool_rows {
  */
 TQKV_API enum tqkv_status tqkv_pool_info(struct tqkv_conn *conn, const char *pool, uint32_t index, char *json,
 	size_t json_bytes_max, struct tqkv_pool_info *info, uint32_t timeout_ms, struct tqkv_error *err);
-/* n_rows rows of row_floats numbers: the rotation matrix (head_dim rows of head_dim) of K or V, or K's centre of a
- * layer. */
+/* n_rows rows of row_floats numbers: the rotation matrix (head_dim rows of head_dim) of K or V, or K's centre
+ * of a layer. */
 TQKV_API enum tqkv_status tqkv_pool_rows(struct tqkv_conn *conn, const char *pool, enum tqkv_pool_rows what,
 	uint32_t layer, uint32_t n_rows, uint32_t row_floats, float *out, uint32_t timeout_ms,
 	struct tqkv_error *err);

@@ -49,8 +49,11 @@ static void check_answer(const struct kvp_header *request, const struct kvp_faul
 	FUZZ_CHECK(error.expected == fault->expected && error.got == fault->got);
 	FUZZ_CHECK(error.detail_bytes <= KVP_DETAIL_BYTES_MAX);
 	FUZZ_CHECK(error.detail_bytes == kvp_payload_bytes(&header));
-	if (detail)
+	if (detail) {
 		FUZZ_CHECK(memcmp(frame + n_bytes - error.detail_bytes, detail, error.detail_bytes) == 0);
+		/* Cut between two characters. */
+		FUZZ_CHECK(error.detail_bytes == 0 || ((uint8_t)detail[error.detail_bytes] & 0xC0) != 0x80);
+	}
 	free(frame);
 }
 
@@ -111,6 +114,8 @@ static void check_header(const uint8_t *bytes, const struct kvp_caps *caps, cons
 	FUZZ_CHECK(memcmp(again, bytes, sizeof(again)) == 0);
 	if (status != KV_OK)
 		return;
+	FUZZ_CHECK(header.n_items <= KVP_ITEMS_MAX && header.op_bytes % KVP_OP_BYTES_UNIT == 0);
+	FUZZ_CHECK(header.n_items == 0 || header.item_bytes >= KVP_ITEM_BYTES);
 	FUZZ_CHECK(kvp_structs_bytes(header.op_bytes, header.n_items, header.item_bytes) <=
 		KVP_STRUCTS_BYTES_MAX);
 	FUZZ_CHECK(kvp_payload_bytes(&header) <= header.body_bytes);

@@ -47,7 +47,7 @@ static void draw_geometry(struct target *target, struct fuzz_input *input)
 
 	for (uint32_t l = 0; l < LAYERS_MAX; l++) {
 		target->k_row_bytes[l] = 1 + row_bytes + l;
-		target->v_row_bytes[l] = flags & 4 ? UINT32_MAX - l : 1 + row_bytes;
+		target->v_row_bytes[l] = flags & 4 ? 1u << 31 : 1 + row_bytes; /* products leave 64 bits */
 	}
 	geometry->k_row_bytes = flags & 1 ? target->k_row_bytes : NULL;
 	geometry->v_row_bytes = flags & 1 ? target->v_row_bytes : NULL;

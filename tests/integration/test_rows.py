@@ -1,96 +1,11 @@
 """Rows in and attention out, through the Python client and a real daemon, against numpy in float64."""
 
-import random
-import struct
-import time
 import unittest
 
-import frames
 import numpy as np
 import tqkv
-from daemon import Daemon
+from rows_case import EXACT, TQ4_ERROR, Rows, attention, distance
 from tqkv import Status
-
-ODD = "name=odd,layers=3,q_heads=6,kv_heads=2,k_head_dim=48,v_head_dim=32,k=f32,v=f32,block_size=16,blocks=128"
-SMALL = "name=small,layers=1,q_heads=2,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=8"
-TQ4 = "name=tq4,layers=2,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,blocks=512"
-BF16 = "name=bf16,layers=2,q_heads=8,kv_heads=1,head_dim=64,k=bf16,v=bf16,block_size=32,blocks=64"
-WIDE = "name=wide,layers=2,q_heads=8,kv_heads=8,head_dim=128,k=bf16,v=bf16,block_size=64,blocks=64"
-
-# FORMATS 3: what b = 4 loses of a unit vector at d = 128 (a little less at 64), squared.
-TQ4_ERROR = 0.009314788
-# float64 sums, rounded to float32 once; attention over the rows that are stored.
-EXACT = 1e-5
-
-
-def attention(q, k, v, scale=None):
-    """Exact attention: q [q_heads, dim], k and v [tokens, kv_heads, dim]; (out, log-sum-exp)."""
-    q, k, v = (np.asarray(part, np.float64) for part in (q, k, v))
-    group = q.shape[0] // k.shape[1]
-    out, lse = np.zeros((q.shape[0], v.shape[2])), np.full(q.shape[0], -np.inf)
-    for head in range(q.shape[0] if len(k) else 0):
-        logits = k[:, head // group] @ q[head] * (scale or 1 / np.sqrt(q.shape[1]))
-        weights = np.exp(logits - logits.max())
-        lse[head] = np.log(weights.sum()) + logits.max()
-        out[head] = weights @ v[:, head // group] / weights.sum()
-    return out, lse
-
-
-def distance(got, exact):
-    """Relative, in length."""
-    norm = np.linalg.norm(exact)
-    return np.linalg.norm(np.asarray(got, np.float64) - exact) / (norm if norm else 1)
-
-
-class Rows(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.daemon = Daemon("--pool", ODD, "--pool", SMALL, "--pool", TQ4, "--pool", BF16, "--pool", WIDE)
-        cls.control = tqkv.http.Control(cls.daemon.http)
-        seed = random.randrange(1 << 32)
-        print(f"seed {seed}")
-        cls.rng = np.random.default_rng(seed)
-
-    @classmethod
-    def tearDownClass(cls):
-        code = cls.daemon.stop()
-        assert code == 0, (code, cls.daemon.log())
-
-    def setUp(self):
-        self.client = tqkv.Client(self.daemon.addr, timeout=60, name="test_rows")
-
-    def tearDown(self):
-        self.client.close()
-        # Every block is back once the sessions of the test are closed.
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            totals = self.control.occupancy()["totals"]
-            if totals["blocks"]["free"] == totals["blocks"]["total"]:
-                return
-            time.sleep(0.02)
-        self.fail(self.control.occupancy())
-
-    def rows(self, session, n, scale=1.0, layers=None):
-        g = session.geometry
-        lead = () if layers is None else (layers,)
-        return (self.rng.standard_normal((*lead, n, g.kv_heads, g.k_head_dim), np.float32) * np.float32(scale),
-                self.rng.standard_normal((*lead, n, g.kv_heads, g.v_head_dim), np.float32) * np.float32(scale))
-
-    def query(self, session, scale=1.0):
-        g = session.geometry
-        return self.rng.standard_normal((g.q_heads, g.k_head_dim), np.float32) * np.float32(scale)
-
-    def raises(self, status, call, *args, **kwargs):
-        with self.assertRaises(tqkv.TqkvError) as raised:
-            call(*args, **kwargs)
-        self.assertEqual(raised.exception.status_name, status.name, raised.exception)
-        return raised.exception
-
-    def lone(self):
-        """A client that raises refusals at once."""
-        client = tqkv.Client(self.daemon.addr, timeout=60, retry=False)
-        self.addCleanup(client.close)
-        return client
 
 
 class Attention(Rows):
@@ -134,7 +49,7 @@ class Attention(Rows):
                 self.assertTrue(np.array_equal(got, kept))
 
     def test_tq4_is_within_its_error(self):
-        """Rows lose what the format says, outputs the root of twice that, and attention over the stored rows is exact."""
+        """Rows lose what the format says, outputs the root of twice that; attention over stored rows is exact."""
         with self.client.open("tq4") as session:
             k, v = self.rows(session, 400)
             session.append(1, 0, k, v)
@@ -247,7 +162,7 @@ class Attention(Rows):
 
 class Reading(Rows):
     def test_packed_rows_and_decoded_rows(self):
-        """Packed rows have the format's size, f32 pools give back the bytes that were sent, ranges agree with the whole."""
+        """Packed rows have the format's size, f32 pools give back the bytes that were sent, ranges agree with all."""
         with self.client.open("odd") as session:
             k, v = self.rows(session, 50, layers=3)
             session.append_layers(1, k, v)
@@ -420,188 +335,6 @@ class Sequences(Rows):
             self.raises(Status.POSITION, session.append_layers, 1, *self.rows(session, 2, layers=3), position=10)
             self.assertEqual(session.append(1, 0, *self.rows(session, 2), position=10), 12)
 
-
-class Connections(Rows):
-    def test_a_second_client_takes_the_session(self):
-        """The first gets NOT_OWNER, and may take it back; lengths are learned by attaching."""
-        first = self.client.open("odd", "shared")
-        k, v = self.rows(first, 20)
-        first.append(1, 0, k, v)
-        with tqkv.Client(self.daemon.addr) as other:
-            self.raises(Status.EXISTS, other.open, "odd", "shared")
-            second = other.attach("shared")
-            self.assertEqual(second.append(1, 0, k, v), 40)
-            for call in (lambda: first.append(1, 0, k, v), lambda: first.decode(1, 0, self.query(first)), first.lengths,
-                         lambda: first.read(1, 0, n=1), lambda: first.truncate(1, 0), lambda: first.free(1), first.ping):
-                self.raises(Status.NOT_OWNER, call)
-            back = self.client.attach("shared")
-            self.assertEqual(back.append(1, 0, k, v), 60)
-            self.raises(Status.NOT_OWNER, second.lengths)
-        self.raises(Status.NOT_FOUND, self.client.attach, "another")
-        back.close()
-
-    def test_a_tcp_client_is_another_tenant(self):
-        """Names of sessions belong to the tenant."""
-        with self.client.open("odd", "mine"), tqkv.Client(self.daemon.tcp) as other:
-            self.raises(Status.NOT_FOUND, other.attach, "mine")
-            with other.open("odd", "mine") as session:
-                session.append(1, 0, *self.rows(session, 1))
-
-    def test_an_answer_means_visible(self):
-        """FAILURES W7: the first thing a second connection does is to decode the row that was just acknowledged."""
-        session = self.client.open("tq4", "visible")
-        for i in range(20):
-            k, v = self.rows(session, 3)
-            session.append(1, 0, k, v)
-            with tqkv.Client(self.daemon.addr) as other:
-                # By hand, so that not even TELL comes before DECODE.
-                seen = other._new_session(None, "visible", other._open(18, "", "visible", time.monotonic() + 30))
-                q = self.query(seen)
-                out = seen.decode(1, 0, q)
-                rows = seen.read(1, 0)
-                self.assertEqual(len(rows[0]), 3 * (i + 1))
-                self.assertLess(distance(out, attention(q, *rows)[0]), EXACT)
-            session = self.client.attach("visible")
-        session.close()
-
-    def test_reconnect_goes_on_where_it_was(self):
-        """Rows survive a lost connection; sequences whose layers differ are cut to the shortest."""
-        session = self.client.open("odd", "survivor")
-        k, v = self.rows(session, 30, layers=3)
-        session.append_layers(1, k[:, :20], v[:, :20])
-        session.append(1, 0, k[0, 20:], v[0, 20:])
-        report = self.client.reconnect()
-        self.assertEqual(report[2:], (1, 1, 1, 1))
-        self.assertEqual(session.append_layers(1, k[:, 20:], v[:, 20:]), 30)
-        q = self.query(session)
-        self.assertLess(distance(session.decode(1, 0, q), attention(q, k[0], v[0])[0]), EXACT)
-        session.close()
-
-    def test_pipelined_appends(self):
-        """50 frames without waiting, then a decode that sees them all; over both transports, with body checksums too."""
-        for address, options in ((self.daemon.addr, {}), (self.daemon.tcp, {}), (self.daemon.addr, {"body_crc": True}),
-                                 (self.daemon.tcp, {"body_crc": True, "timings": True})):
-            with self.subTest(address=address, **options), tqkv.Client(address, **options) as client, \
-                    client.open("odd") as session:
-                k, v = self.rows(session, 100)
-                q = self.query(session)
-                with client.pipeline() as p:
-                    futures = [p.append(1, 0, k[2 * i:2 * i + 2], v[2 * i:2 * i + 2]) for i in range(50)]
-                    out = p.decode(1, 0, q)
-                    lengths = p.lengths()
-                    back = p.read(1, 0, 0, 100)
-                self.assertEqual([future.result() for future in futures], [2 * i + 2 for i in range(50)])
-                self.assertLess(distance(out.result(), attention(q, k, v)[0]), EXACT)
-                self.assertEqual(lengths.result(), {1: (100, 0, 0)})
-                self.assertTrue(np.array_equal(back.result()[0], k))
-                session.truncate(1, 50)
-                session.append(1, 0, k[50:], v[50:])
-                self.assertLess(distance(session.decode(1, 0, q), attention(q, k, v)[0]), EXACT)
-                if options.get("timings"):
-                    self.assertGreater(session.timings["kernel_us"], 0)
-
-    def test_pipelined_traffic_larger_than_all_buffers(self):
-        """20 MB in and 20 MB out at the same time: nobody waits for the other for ever."""
-        with self.client.open("wide") as session:
-            k, v = (tqkv.to_bf16(part) for part in self.rows(session, 100))
-            session.append(1, 0, k, v)
-            with session.pipeline() as p:
-                futures = []
-                for i in range(25):
-                    futures.append(p.append(2, 0, k, v))
-                    futures.append(p.read(1, 0, 0, 100, dtype="f32"))
-                    if i % 5 == 4:
-                        futures.append(p.truncate(2, 0))
-            self.assertTrue(np.array_equal(futures[1].result()[0], tqkv.from_bf16(k)))
-
-    def test_cancel(self):
-        """Either dropped without a trace, or too late and stored."""
-        with self.client.open("tq4") as session:
-            k, v = self.rows(session, 1000)
-            outcomes = set()
-            for _ in range(30):
-                with session.pipeline() as p:
-                    work = [p.append_layers(i, np.stack([k[:300]] * 2), np.stack([v[:300]] * 2)) for i in (1, 2)]
-                    future = p.append(3, 0, k[:2], v[:2])
-                    outcome = future.cancel()
-                    error = future.exception()
-                    self.assertEqual([part.exception() for part in work], [None, None])
-                outcomes.add(outcome)
-                told = session.lengths()
-                if outcome == "dropped":
-                    self.assertEqual(error.status, Status.CANCELLED)
-                    self.assertEqual(max(told.get(3, (0,))), 0)
-                else:
-                    self.assertIsNone(error)
-                    self.assertEqual(told[3][0], 2)
-                session.free(list(told))
-                if "dropped" in outcomes:
-                    break
-            self.assertIn("dropped", outcomes)
-
-    def test_work_whose_deadline_passed_is_not_begun(self):
-        """FAILURES W10: deadline_us of the header, behind work that takes longer. Nothing is stored, the rest goes on."""
-        head = np.zeros((1, 2, 64), np.float32).tobytes()
-        with frames.Raw(self.daemon.addr) as raw:
-            raw.hello()
-            session = raw.open(b"tq4", name=b"late")
-            rows = self.rng.standard_normal((2, 500, 2, 64), np.float32).tobytes()
-            work = [frames.rows(frames.APPEND, session, [(1, 500 * i, 500, 0, int(i == 0))], n_layers=2, k=rows, v=rows,
-                                request_id=10 + i) for i in range(4)]
-            work += [frames.rows(frames.APPEND, session, [(2 + i, 0, 1, 0, 1)], k=head, v=head, request_id=20 + i,
-                                 deadline_us=deadline_us) for i, deadline_us in enumerate((1, 60 * 10**6))]
-            raw.send(b"".join(work))
-            replies = {reply.request_id: reply for reply in (raw.reply() for _ in range(6))}
-            self.assertEqual({number: reply.status for number, reply in replies.items()},
-                             {10: 0, 11: 0, 12: 0, 13: 0, 20: Status.DEADLINE, 21: 0})
-        with self.client.attach("late") as session:
-            lengths = session.lengths()
-            self.assertEqual((lengths[1], max(lengths.get(2, (0,))), lengths[3]), ((2000, 2000), 0, (1, 0)))
-
-    def test_body_checksums(self):
-        """A reply to a frame with one has one, whatever the operation; a wrong one ends the connection, and nothing is done."""
-        row = np.zeros((1, 2, 48), np.float32).tobytes()
-        with frames.Raw(self.daemon.addr) as raw:
-            raw.hello()
-            session = raw.open(b"odd", name=b"summed")
-            k, v = row, row[:256]
-            tell = frames.frame(frames.TELL, struct.pack("<QII", 0, 16, 1), session=session)
-            for name, plain in (("append", frames.rows(frames.APPEND, session, [(1, 0, 1, 0, 1)], k=k, v=v)),
-                                ("read", frames.frame(frames.READ, struct.pack("<QIIIIBBHI", 1, 0, 1, 0, 1, 1, 1, 0, 0),
-                                                      session=session)),
-                                ("tell", tell), ("ping", frames.frame(frames.PING)),
-                                ("truncate", frames.frame(frames.TRUNCATE, items=[struct.pack("<QI20x", 1, 1)],
-                                                          session=session))):
-                with self.subTest(name):
-                    raw.send(with_crc(plain))
-                    header = raw.receive(64)
-                    flags, _, _, _, n_body = struct.unpack_from("<IIQQQ", header, 8)
-                    body = raw.receive(n_body)
-                    self.assertTrue(flags & 2, "no BODY_CRC in the reply")
-                    self.assertEqual(struct.unpack_from("<I", header, 56)[0], frames.crc32c(body))
-        for plain, at in ((frames.rows(frames.APPEND, session, [(1, 1, 1, 0, 0)], k=k, v=v), -1),
-                          (frames.frame(frames.TRUNCATE, items=[struct.pack("<QI20x", 1, 1)], session=session), -24)):
-            with self.subTest(at), frames.Raw(self.daemon.addr) as raw:
-                raw.hello()
-                attach = struct.pack("<HHHHIIIIQ32x", 0, 6, 0, 0, 0, 0, 0, 0, 0)
-                self.assertEqual(raw.call(frames.frame(frames.ATTACH, attach, payload=b"summed")).status, 0)
-                damaged = bytearray(with_crc(plain))
-                damaged[at] ^= 1
-                self.assertEqual(raw.call(bytes(damaged)).status, Status.BAD_CRC)
-                self.assertTrue(raw.is_closed())
-        with self.client.attach("summed") as session:
-            self.assertEqual(session.lengths(), {1: (1, 0, 0)})
-
-
-def with_crc(data):
-    """The frame with BODY_CRC and a body checksum."""
-    head = bytearray(data[:60])
-    head[8:12] = struct.pack("<I", struct.unpack_from("<I", head, 8)[0] | 2)
-    head[56:60] = struct.pack("<I", frames.crc32c(data[64:]))
-    return bytes(head) + struct.pack("<I", frames.crc32c(bytes(head))) + data[64:]
-
-
-del Rows  # a base, not a test
 
 if __name__ == "__main__":
     unittest.main()

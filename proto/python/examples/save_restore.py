@@ -5,19 +5,20 @@ Needs a running daemon with an HTTP port; makes a pool of its own and deletes it
 
     PYTHONPATH=proto/python proto/python/examples/save_restore.py --addr unix:/tmp/tqkvd.sock --http 127.0.0.1:7871
 
-The cache is read back as float32 rows, written to a safetensors file, and appended to a new session, where it is encoded
-a second time, because this version of the daemon does not take packed rows. What that costs:
+This version of the daemon does not take packed rows. So the cache is read back as float32 rows, written to a
+safetensors file, and appended to a new session, where it is encoded a second time. What that costs:
 
-- f32: nothing. bf16, f16: nothing, stored numbers are rounded to themselves.
-- tqN: a decoded row is a little shorter than the row that was encoded (its length is the stored norm times the length of
-  its quantised direction, about 1 - D/2 of it, D the format's error). Encoding it as it is would shrink it again. Stretched
-  to its stored norm it falls into the same cells: the same indices and, but for the last bits, the same norm. So this
-  program reads the packed rows, too, takes their norms ([indices][norm f32]), and saves stretched rows.
+- f32, f16, bf16: nothing, stored numbers are rounded to themselves.
+- tqN: a decoded row is a little shorter than the row that was encoded: its length is the stored norm times the length
+  of its quantised direction. Encoded as it is it would shrink again. Stretched to its stored norm it falls into the
+  same cells. So this program reads the packed rows, too, takes their norms ([indices][norm f32]), and saves stretched
+  rows.
 
-Measured with the committed capture (SmolLM2-135M, layers 0, 18 and 29, 256 tokens, tq4), as it prints it: all indices
-come back the same; norms differ by at most 3 of their last bits; outputs of both sessions differ by less than 1e-6. Without
-stretching, outputs differ by 0.4 % to 0.7 %. The error of the format itself, against exact attention over the original
-rows, is 3 % to 10 %, and the same before and after.
+Measured by this program with the committed capture (SmolLM2-135M, layers 0, 18 and 29, 256 tokens, queries of the last
+token): with tq4 every row comes back with the same bytes, so the outputs of both sessions are equal. Without
+stretching they differ by 1.7 % to 2.7 %. Beside that the format's own error, against exact attention over the original
+rows: 7 % to 18 % with these queries, the same before and after. With tq8, whose cells are narrow, one K row in 2500
+lands in another cell, and outputs differ by up to 0.005 %. The file is 7 times as large as the packed rows.
 """
 
 import argparse
@@ -33,8 +34,8 @@ import numpy as np  # noqa: E402
 import tqkv  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-# Outputs of the two sessions, relative. Dense rows are the same rows; a norm that moved by 3 last bits is 4e-7.
-BOUND = 1e-6
+# How far the outputs of the two sessions may be apart: a small part of the format's own error, or float32's rounding.
+BOUND_OF_ERROR, BOUND_MIN = 0.05, 1e-6
 
 
 def load_capture(path):
@@ -99,13 +100,15 @@ def decode_all(session, sequence, queries):
 
 
 def compare(layers, exact, before, after, plain):
-    """Prints a line per layer; the largest difference between the sessions."""
+    """Prints a line per layer. Whether the sessions agree."""
+    is_same = True
     print("layer   error before   error after   after from before   without stretching")
     for layer, *outs in zip(layers, exact, before, after, plain):
         exact_out, first, second, third = outs
         print(f"{layer:5}   {distance(first, exact_out):12.5f}   {distance(second, exact_out):11.5f}   "
               f"{distance(second, first):17.2e}   {distance(third, first):18.2e}")
-    return max(distance(second, first) for first, second in zip(before, after))
+        is_same = is_same and distance(second, first) <= max(BOUND_OF_ERROR * distance(first, exact_out), BOUND_MIN)
+    return is_same
 
 
 def main():
@@ -149,16 +152,15 @@ def run(args, pool, path, layers, k, v, queries):
     exact = [attention(q, f32(k[layer]), f32(v[layer])) for layer, q in enumerate(queries)]
     for side, first, second in zip("KV", packed, again):
         same = (first == second).all(axis=-1).mean()
-        text = f"{side} rows that come back with the same bytes: {100 * same:.1f} %"
+        text = f"{side} rows that come back with the same bytes: {100 * same:.2f} %"
         if re.fullmatch(r"tq[1-8]", formats[0]):
             indices = (first[..., :-4] == second[..., :-4]).all(axis=-1).mean()
             bits = [part[..., -4:].copy().view("<i4").astype(np.int64) for part in (first, second)]
             text += f"; with the same indices: {100 * indices:.2f} %; norms differ by at most " \
                     f"{np.abs(bits[0] - bits[1]).max()} units of their last place"
         print(text)
-    worst = compare(layers, exact, before, after, plain)
-    if worst > BOUND:
-        print(f"the sessions differ by {worst:.2e}, more than {BOUND}", file=sys.stderr)
+    if not compare(layers, exact, before, after, plain):
+        print("the restored session does not answer as the first one did", file=sys.stderr)
         return 1
     return 0
 

@@ -7,7 +7,10 @@ import socket
 import struct
 import tempfile
 import threading
+import unittest
 
+import numpy as np
+import tqkv
 from tqkv import _wire as wire
 
 ROOT = pathlib.Path(os.environ.get("KV_SOURCE_ROOT") or pathlib.Path(__file__).resolve().parents[3])
@@ -183,3 +186,30 @@ class FakeServer:
         if self._error is not None:
             raise self._error
         assert kind is not None or not alive, "the fake server hangs"
+
+
+ONE = np.ones((1, 2, 16), np.float32)
+QUERY = np.ones((4, 16), np.float32)
+
+
+def script(*steps, **limits):
+    """HELLO, OPEN, then each step with the next request."""
+    def part(peer):
+        peer.hello(**limits)
+        peer.open()
+        for step in steps:
+            step(peer, peer.request())
+    return part
+
+
+def opened(server, **kwargs):
+    client = tqkv.Client(server.address, **{"timeout": 5, **kwargs})
+    return client, client.open("p", "name")
+
+
+class Errors(unittest.TestCase):
+    def assert_raises(self, status, call, *args, **kwargs):
+        with self.assertRaises(tqkv.TqkvError) as raised:
+            call(*args, **kwargs)
+        self.assertEqual(raised.exception.status_name, status.name, raised.exception)
+        return raised.exception

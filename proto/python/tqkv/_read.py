@@ -96,8 +96,8 @@ class Job:
     def _submit(self, part, sides):
         op = wire.LAYOUTS["read_req"].pack(
             sequence=self.sequence, layer_first=part.layer_first, n_layers=part.n_layers, position=part.position,
-            n_tokens=part.n_tokens, k_dtype=self.dtype if "k" in sides else 0, v_dtype=self.dtype if "v" in sides else 0,
-            flags=0)
+            n_tokens=part.n_tokens, k_dtype=self.dtype if "k" in sides else 0,
+            v_dtype=self.dtype if "v" in sides else 0, flags=0)
         request = self.client._submit(wire.READ, op, session=self.session.handle, deadline=self.deadline)
         self.requests[part] = request
         return request
@@ -110,8 +110,8 @@ class Job:
         numpy_type = dtypes.NUMPY[self.dtype]
         arrays = {}
         for side in self.sides:
-            arrays[side] = [np.empty((self.n, g.kv_heads, self._row_bytes(side, layer) // numpy_type.itemsize), numpy_type)
-                            for layer in range(self.first, self.first + self.n_layers)]
+            widths = [self._row_bytes(side, self.first + i) // numpy_type.itemsize for i in range(self.n_layers)]
+            arrays[side] = [np.empty((self.n, g.kv_heads, width), numpy_type) for width in widths]
         for part, reply in zip(self.parts, replies):
             try:
                 self._take(part, reply, arrays)

@@ -184,8 +184,8 @@ class Call:
 
     def _too_large(self, item, op):
         k, v, q = self._segments(op, self.pass_layers, 1 if op != wire.DECODE else 0, item.q_len)
-        return TqkvError(Status.TOO_LARGE, f"one token of sequence {item.sequence} takes {k + v + q} bytes of rows, and "
-                         f"a frame has at most {self.connection.frame_bytes_max}", scope="request")
+        return TqkvError(Status.TOO_LARGE, f"one token of sequence {item.sequence} takes {k + v + q} bytes of rows, "
+                         f"and a frame has at most {self.connection.frame_bytes_max}", scope="request")
 
     # ---- frames ----
 
@@ -268,7 +268,8 @@ class Call:
             self._check_item(piece, got)
         n_ok = sum(got.status == 0 for got in reply.items)
         if (rows.n_ok, rows.n_failed) != (n_ok, len(reply.items) - n_ok):
-            raise wire.BadFrame(Status.BAD_FRAME, f"n_ok {rows.n_ok} and n_failed {rows.n_failed} do not count the items")
+            raise wire.BadFrame(Status.BAD_FRAME, f"n_ok {rows.n_ok} and n_failed {rows.n_failed} do not count the "
+                                "items")
         out, lses = self._outputs(flight, reply)
         for name in TIMINGS:
             self.timings[name] += getattr(rows, name)
@@ -314,8 +315,8 @@ class Call:
         item = piece.item
         if item.is_refused:
             # It was planned on top of a piece that left no trace.
-            raise wire.BadFrame(Status.BAD_FRAME, f"sequence {item.sequence}: a piece was accepted after an earlier one "
-                                "was refused")
+            raise wire.BadFrame(Status.BAD_FRAME, f"sequence {item.sequence}: a piece was accepted after an earlier "
+                                "one was refused")
         item.done += piece.n_tokens
         item.is_created = True
         item.length = got.length

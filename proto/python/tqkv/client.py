@@ -21,7 +21,10 @@ n_sessions: of this client; n_attached: of them usable again; n_sequences: of al
 sequences that were cut to their shortest layer.
 """
 PoolInfo = namedtuple("PoolInfo", "name fingerprint json n_pools")
-PoolInfo.__doc__ = """A pool. json: what decides its bytes and results, as a dict; fingerprint: a number that stands for it."""
+PoolInfo.__doc__ = """A pool.
+
+json: what decides its bytes and results, as a dict. fingerprint: a number that stands for it.
+"""
 
 
 def left_of(deadline):
@@ -253,9 +256,9 @@ class Client:
                 return infos
 
     def rotation_matrix(self, name, layer=0, side="k", timeout=None):
-        """What K rows ("k") or V rows ("v") of a layer are multiplied with before they are quantised, float32 [dim, dim].
+        """What K rows ("k") or V rows ("v") of a layer are multiplied with before they are quantised.
 
-        None: they are not."""
+        float32 [dim, dim]; None: they are not."""
         if side not in ("k", "v"):
             raise ArgumentError(f"side is {side!r}, expected 'k' or 'v'")
         deadline = self._deadline(timeout)

@@ -1,7 +1,8 @@
 """The control API of tqkvd, with the standard library only.
 
     control = tqkv.http.Control("127.0.0.1:7871")
-    control.create_pool(name="demo", layers=2, q_heads=4, kv_heads=2, head_dim=64, k="tq4", v="tq4", block_size=16, blocks=64)
+    control.create_pool(name="demo", layers=2, q_heads=4, kv_heads=2, head_dim=64, k="tq4", v="tq4", block_size=16,
+                        blocks=64)
     print(control.occupancy()["totals"]["blocks"])
 """
 

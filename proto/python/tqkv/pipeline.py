@@ -36,7 +36,7 @@ class Future:
                 until = request.deadline if deadline is None else deadline
                 if not connection.turn(until) and not request.is_done:
                     if deadline is not None and now() < request.deadline:
-                        raise TqkvError(Status.DEADLINE, "the answer did not come in time; result() may be called again")
+                        raise TqkvError(Status.DEADLINE, "no answer yet; result() may be called again")
                     request.error = connection._expire(request)
                     request.is_done = True
                     if request.on_done:
@@ -91,8 +91,9 @@ class Pipeline:
     fails with what was built on it (POSITION), and the session asks for the lengths before its next append.
 
     While the server's limits on requests and bytes in flight are reached, a method sends and receives until there is
-    room: full buffers in both directions never stop each other. Replies wait in memory; whoever sends for long without
-    fetching results is disconnected by the server when it cannot write any more, so call result() or done() now and then.
+    room: full buffers in both directions never stop each other. Otherwise replies are taken only while some method of
+    the client runs; whoever computes for long with requests in flight calls done() now and then, because the server
+    disconnects peers that do not read.
 
     Leaving the `with` block waits for everything; if something failed whose result was not fetched, its error is raised
     there.

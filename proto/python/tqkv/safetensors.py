@@ -81,7 +81,8 @@ def save(path, tensors, metadata=None):
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if array.dtype not in names:
             raise TypeError(f"tensor {name!r}: {array.dtype} cannot be written")
-        header[name] = {"dtype": names[array.dtype], "shape": list(np.shape(values)), "data_offsets": [at, at + array.nbytes]}
+        header[name] = {"dtype": names[array.dtype], "shape": list(np.shape(values)),
+                        "data_offsets": [at, at + array.nbytes]}
         at += array.nbytes
         arrays.append(array)
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -28,8 +28,10 @@ class Geometry(namedtuple("Geometry", "pool n_layers block_size q_heads kv_heads
 
 
 Sequence = namedtuple("Sequence", "sequence length_min length_max n_blocks n_shared_blocks state is_evictable lengths")
-Sequence.__doc__ = """One sequence as the server tells it; lengths has one number per layer. state: "resident", "spilled" or
-"evicted"."""
+Sequence.__doc__ = """One sequence as the server tells it.
+
+lengths has one number per layer. state: "resident", "spilled" or "evicted".
+"""
 STATES = ("resident", "spilled", "evicted")
 
 
@@ -48,8 +50,8 @@ class Session:
     Large appends are sent in several frames, and a split item is no longer stored whole or not at all: the error's
     results tell how many tokens of each item are stored.
 
-    Items that are refused with a retryable status (POOL_FULL, BUSY_RETRY, ..) are sent again, alone, with growing random
-    pauses, until the call's deadline would pass.
+    Items that are refused with a retryable status (POOL_FULL, BUSY_RETRY, ..) are sent again, alone, with growing
+    random pauses, until the call's deadline would pass.
 
     The object belongs to one thread, as its client does. Leaving a `with` block ends the session and frees its rows.
     """
@@ -296,7 +298,7 @@ class Session:
     def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None):
         """Attention for many sequences: {sequence: q} or a list of (sequence, q).
 
-        Returns out [queries, q_heads, v_head_dim], in the order of the items, or (out, lse) with lse [queries, q_heads].
+        Returns out [queries, q_heads, v_head_dim], in the order of the items; with lse (out, lse [queries, q_heads]).
         """
         deadline = self._client._deadline(timeout)
         call, _ = self._decode_call(items, layer, seen, lse, dtype, scale)
@@ -332,7 +334,7 @@ class Session:
     # ---- reading back ----
 
     def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, timeout=None):
-        """(K rows, V rows) as they are stored: [layers, tokens, kv_heads, head_dim]; None for a side that is not wanted.
+        """(K rows, V rows) as they are stored: [layers, tokens, kv_heads, head_dim]; None for a side not wanted.
 
         layers: a number (then the arrays have no axis for it), a range, or None for all. n None: to the sequence's end.
         dtype "f32", "f16", "bf16" (uint16), or "packed": the stored bytes, [layers, tokens, kv_heads, row_bytes]

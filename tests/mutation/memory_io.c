@@ -1,0 +1,345 @@
+#include "tests/mutation/memory_io.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/checked.h"
+#include "core/error.h"
+
+/* ---- bytes ---- */
+
+void mem_bytes_add(struct mem_bytes *bytes, const void *data, uint64_t n_bytes)
+{
+	if (n_bytes == 0)
+		return;
+	if (bytes->n_bytes + n_bytes > bytes->n_bytes_max) {
+		bytes->n_bytes_max = 2 * (bytes->n_bytes + n_bytes);
+		bytes->data = realloc(bytes->data, (size_t)bytes->n_bytes_max);
+		KV_ASSERT(bytes->data != NULL);
+	}
+	memcpy(bytes->data + bytes->n_bytes, data, (size_t)n_bytes);
+	bytes->n_bytes += n_bytes;
+}
+
+void mem_bytes_drop(struct mem_bytes *bytes, uint64_t n_bytes)
+{
+	KV_ASSERT(n_bytes <= bytes->n_bytes);
+	bytes->n_bytes -= n_bytes;
+	if (bytes->n_bytes > 0)
+		memmove(bytes->data, bytes->data + n_bytes, (size_t)bytes->n_bytes);
+}
+
+static void bytes_finish(struct mem_bytes *bytes)
+{
+	free(bytes->data);
+	memset(bytes, 0, sizeof(*bytes));
+}
+
+/* ---- clock and random numbers ---- */
+
+static uint64_t clock_now_ns(struct kv_clock *clock)
+{
+	return kv_container_of(clock, struct mem_clock, base)->now_ns;
+}
+
+static const struct kv_clock_ops clock_ops = { clock_now_ns };
+
+void mem_clock_init(struct mem_clock *clock)
+{
+	clock->base.ops = &clock_ops;
+	clock->now_ns = 1000 * KV_NS_PER_MS;
+}
+
+static uint64_t random_next(struct kv_random *random)
+{
+	struct mem_random *mem = kv_container_of(random, struct mem_random, base);
+
+	mem->state = mem->state * 6364136223846793005u + 1442695040888963407u;
+	return mem->state ^ mem->state >> 29;
+}
+
+static const struct kv_random_ops random_ops = { random_next };
+
+void mem_random_init(struct mem_random *random)
+{
+	random->base.ops = &random_ops;
+	random->state = 7870;
+}
+
+/* ---- the table: what the server posts ---- */
+
+static struct mem_io *mem_of(struct kv_io *io)
+{
+	return kv_container_of(io, struct mem_io, base);
+}
+
+static enum kv_status io_listen(struct kv_io *io, const struct kv_io_address *address, char *bound,
+	uint32_t bound_bytes_max, struct kv_error *err)
+{
+	(void)address;
+	(void)err;
+	snprintf(bound, bound_bytes_max, "memory");
+	mem_of(io)->is_listening = true;
+	return KV_OK;
+}
+
+static void io_stop_listening(struct kv_io *io)
+{
+	mem_of(io)->is_listening = false;
+}
+
+static void io_set_user(struct kv_io *io, struct kv_io_conn *conn, void *user)
+{
+	(void)io;
+	KV_ASSERT(conn->phase == MEM_OPEN);
+	conn->user = user;
+}
+
+static void io_recv_ahead(struct kv_io *io, struct kv_io_conn *conn)
+{
+	(void)io;
+	KV_ASSERT(conn->phase == MEM_OPEN);
+	KV_ASSERT(conn->recv == MEM_RECV_NONE);
+	conn->recv = MEM_RECV_AHEAD;
+}
+
+static void io_recv_into(struct kv_io *io, struct kv_io_conn *conn, void *buf, uint32_t n_bytes)
+{
+	(void)io;
+	KV_ASSERT(conn->phase == MEM_OPEN);
+	KV_ASSERT(conn->recv == MEM_RECV_NONE);
+	KV_ASSERT(n_bytes > 0);
+	conn->recv = MEM_RECV_INTO;
+	conn->recv_buf = buf;
+	conn->recv_bytes = n_bytes;
+}
+
+static void io_ahead_return(struct kv_io *io, uint32_t ahead_idx)
+{
+	struct mem_io *mem = mem_of(io);
+
+	KV_ASSERT(ahead_idx < mem->n_ahead_max);
+	KV_ASSERT(mem->ahead[ahead_idx] != NULL);
+	free(mem->ahead[ahead_idx]);
+	mem->ahead[ahead_idx] = NULL;
+	mem->n_ahead_out--;
+}
+
+static void io_send(struct kv_io *io, struct kv_io_conn *conn, const struct iovec iov[], uint32_t n_iov)
+{
+	(void)io;
+	KV_ASSERT(conn->phase == MEM_OPEN);
+	KV_ASSERT(!conn->is_sending);
+	KV_ASSERT(n_iov >= 1 && n_iov <= KV_IO_IOV_MAX);
+	memcpy(conn->iov, iov, n_iov * sizeof(iov[0]));
+	conn->n_iov = n_iov;
+	conn->is_sending = true;
+}
+
+static void io_close(struct kv_io *io, struct kv_io_conn *conn)
+{
+	(void)io;
+	KV_ASSERT(conn->phase == MEM_OPEN);
+	conn->phase = MEM_CLOSING;
+}
+
+/* The mailbox's and the backend's: the server looks into both every turn. */
+static enum kv_status io_watch(struct kv_io *io, int fd, void *user, struct kv_error *err)
+{
+	(void)io;
+	(void)fd;
+	(void)user;
+	(void)err;
+	return KV_OK;
+}
+
+/* ---- what happens ---- */
+
+static struct kv_io_event *add_event(
+	struct kv_io_event *event, enum kv_io_kind kind, struct kv_io_conn *conn, int64_t result)
+{
+	memset(event, 0, sizeof(*event));
+	event->kind = kind;
+	event->conn = conn;
+	event->user = conn->user;
+	event->result = result;
+	event->ahead_idx = UINT32_MAX;
+	return event;
+}
+
+/* A read-ahead buffer for the event; false: all are out. */
+static bool take_ahead(struct mem_io *mem, struct kv_io_event *event)
+{
+	for (uint32_t i = 0; i < mem->n_ahead_max; i++) {
+		if (mem->ahead[i])
+			continue;
+		mem->ahead[i] = malloc(KV_IO_AHEAD_BYTES);
+		KV_ASSERT(mem->ahead[i] != NULL);
+		mem->n_ahead_out++;
+		event->ahead = mem->ahead[i];
+		event->ahead_idx = i;
+		return true;
+	}
+	return false;
+}
+
+static bool receive(struct mem_io *mem, struct kv_io_conn *conn, struct kv_io_event *event)
+{
+	uint64_t n = conn->recv == MEM_RECV_AHEAD ? KV_IO_AHEAD_BYTES : conn->recv_bytes;
+
+	if (conn->recv == MEM_RECV_NONE)
+		return false;
+	if (conn->is_reset) {
+		add_event(event, KV_IO_RECEIVED, conn, -ECONNRESET);
+	} else if (conn->in.n_bytes > 0) {
+		n = n < conn->in.n_bytes ? n : conn->in.n_bytes;
+		if (conn->chunk_bytes > 0 && n > conn->chunk_bytes)
+			n = conn->chunk_bytes;
+		add_event(event, KV_IO_RECEIVED, conn, (int64_t)n);
+		if (conn->recv == MEM_RECV_AHEAD && !take_ahead(mem, event))
+			return false;
+		memcpy(event->ahead ? event->ahead : conn->recv_buf, conn->in.data, (size_t)n);
+		mem_bytes_drop(&conn->in, n);
+	} else if (conn->is_ended) {
+		add_event(event, KV_IO_RECEIVED, conn, 0);
+	} else {
+		return false;
+	}
+	conn->recv = MEM_RECV_NONE;
+	return true;
+}
+
+static bool send_out(struct kv_io_conn *conn, struct kv_io_event *event)
+{
+	if (!conn->is_sending || !(conn->is_reading || conn->is_reset))
+		return false;
+	for (uint32_t i = 0; i < conn->n_iov && !conn->is_reset; i++)
+		mem_bytes_add(&conn->out, conn->iov[i].iov_base, conn->iov[i].iov_len);
+	conn->is_sending = false;
+	add_event(event, KV_IO_SENT, conn, conn->is_reset ? -EPIPE : 0);
+	return true;
+}
+
+static uint32_t close_one(struct mem_io *mem, struct kv_io_conn *conn, struct kv_io_event *events)
+{
+	uint32_t n = 0;
+
+	if (conn->is_late && conn->recv != MEM_RECV_NONE) {
+		if (!receive(mem, conn, events))
+			add_event(events, KV_IO_RECEIVED, conn, -ECANCELED);
+		conn->recv = MEM_RECV_NONE;
+		n = 1;
+	}
+	if (conn->is_late && conn->is_sending) {
+		add_event(events + n++, KV_IO_SENT, conn, -ECANCELED);
+		conn->is_sending = false;
+	}
+	if (n > 0)
+		return n;
+	add_event(events, KV_IO_CLOSED, conn, 0);
+	conn->recv = MEM_RECV_NONE;
+	conn->is_sending = false;
+	conn->phase = MEM_FREE;
+	conn->user = NULL;
+	return 1;
+}
+
+/* At most two events. */
+static uint32_t step_one(struct mem_io *mem, struct kv_io_conn *conn, struct kv_io_event *events)
+{
+	uint32_t n = 0;
+
+	switch (conn->phase) {
+	case MEM_FREE:
+		return 0;
+	case MEM_WAITS:
+		if (!mem->is_listening)
+			return 0;
+		add_event(events, KV_IO_ACCEPTED, conn, 0)->peer = conn->peer;
+		conn->phase = MEM_OPEN;
+		return 1;
+	case MEM_OPEN:
+		n += send_out(conn, events);
+		n += receive(mem, conn, events + n);
+		return n;
+	case MEM_CLOSING:
+		return close_one(mem, conn, events);
+	}
+	return 0;
+}
+
+static int io_wait(struct kv_io *io, int64_t timeout_ns, struct kv_io_event events[], uint32_t n_events_max)
+{
+	struct mem_io *mem = mem_of(io);
+	uint32_t n = 0;
+
+	(void)timeout_ns; /* time does not pass here */
+	for (uint32_t i = 0; i < MEM_CONNS && n + 2 <= n_events_max; i++)
+		n += step_one(mem, &mem->conns[i], events + n);
+	return (int)n;
+}
+
+static void io_destroy(struct kv_io *io)
+{
+	(void)io; /* mem_io_finish() */
+}
+
+static const struct kv_io_ops io_ops = { "memory", io_listen, io_stop_listening, io_set_user, io_recv_ahead,
+	io_recv_into, io_ahead_return, io_send, io_close, io_watch, io_wait, io_destroy };
+
+void mem_io_init(struct mem_io *io, struct mem_clock *clock, uint32_t n_ahead_max)
+{
+	memset(io, 0, sizeof(*io));
+	io->base.ops = &io_ops;
+	io->clock = clock;
+	io->n_ahead_max = n_ahead_max;
+	io->ahead = calloc(n_ahead_max, sizeof(*io->ahead));
+	KV_ASSERT(io->ahead != NULL);
+}
+
+void mem_io_finish(struct mem_io *io)
+{
+	for (uint32_t i = 0; i < io->n_ahead_max; i++)
+		free(io->ahead[i]);
+	free(io->ahead);
+	for (uint32_t i = 0; i < MEM_CONNS; i++) {
+		bytes_finish(&io->conns[i].in);
+		bytes_finish(&io->conns[i].out);
+	}
+}
+
+bool mem_connect(struct mem_io *io, uint32_t conn_idx, uint32_t uid)
+{
+	struct kv_io_conn *conn = &io->conns[conn_idx];
+
+	if (conn->phase != MEM_FREE)
+		return false;
+	bytes_finish(&conn->in);
+	bytes_finish(&conn->out);
+	memset(conn, 0, sizeof(*conn));
+	conn->phase = MEM_WAITS;
+	conn->is_reading = true;
+	conn->peer.uid = uid;
+	conn->peer.transport = uid == UINT32_MAX ? KV_IO_TCP : KV_IO_UNIX;
+	snprintf(conn->peer.address, sizeof(conn->peer.address),
+		uid == UINT32_MAX ? "127.0.0.1:4%03u" : "unix:uid 1 pid %u", conn_idx);
+	return true;
+}
+
+bool mem_io_is_quiet(const struct mem_io *io)
+{
+	for (uint32_t i = 0; i < MEM_CONNS; i++) {
+		const struct kv_io_conn *conn = &io->conns[i];
+
+		if (conn->phase == MEM_WAITS || conn->phase == MEM_CLOSING)
+			return false;
+		if (conn->phase == MEM_OPEN &&
+			((conn->is_sending && conn->is_reading) ||
+				(conn->recv != MEM_RECV_NONE &&
+					(conn->in.n_bytes > 0 || conn->is_ended || conn->is_reset))))
+			return false;
+	}
+	return true;
+}
