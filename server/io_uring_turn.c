@@ -236,6 +236,8 @@ static void watch_done(struct uring_io *io, uint32_t watch_idx, int32_t res, str
 {
 	struct uring_watch *watch = &io->watches[watch_idx];
 
+	if (!watch->is_armed)
+		return;
 	io->n_in_flight--;
 	watch->is_armed = false;
 	if (res == (int32_t)sizeof(watch->count))
@@ -262,10 +264,10 @@ static void handle(struct uring_io *io, const struct io_uring_cqe *cqe, struct s
 	case TAG_ACCEPT:
 		accept_done(io, idx, cqe, out);
 		return;
+	case TAG_WATCH_POLL: /* only when the poll failed; most kernels then keep quiet about the read behind it */
 	case TAG_WATCH:
 		watch_done(io, idx, cqe->res, out);
 		return;
-	case TAG_WATCH_POLL:
 	case TAG_NOBODY:
 		return;
 	}

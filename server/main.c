@@ -234,11 +234,12 @@ static void stop(struct parts *parts)
 	if (parts->server)
 		srv_server_answer_waiting(parts->server);
 	srv_http_stop(parts->http);
+	/* The io before the server: until its operations have ended, the kernel may write into request slots. */
+	if (parts->io)
+		parts->io->ops->destroy(parts->io);
 	srv_server_destroy(parts->server);
 	if (parts->backend)
 		parts->backend->ops->destroy(parts->backend);
-	if (parts->io)
-		parts->io->ops->destroy(parts->io);
 	wake_fd = -1;
 	srv_mailbox_finish(&parts->mailbox);
 	srv_options_finish(&parts->options);

@@ -94,6 +94,15 @@ class Process(unittest.TestCase):
                 if request_id:
                     self.assertIn(reply.status, (0, 404))
 
+    def test_an_idle_daemon_stops_at_once(self):
+        """Nothing in flight: no operation may be waited for that never completes."""
+        with Daemon("--pool", DEMO) as daemon, frames.Raw(daemon.addr) as raw:
+            raw.hello()
+            started = time.monotonic()
+            self.assertEqual(daemon.stop(), 0)
+            if not daemon.is_sanitized():
+                self.assertLess(time.monotonic() - started, 0.7)
+
     def test_a_taken_port_or_socket_is_exit_3_with_the_address(self):
         with Daemon("--pool", DEMO) as daemon:
             done = run("--listen", daemon.addr, "--http", "off", "--memory", "64MiB")

@@ -90,9 +90,9 @@ class Peer:
             queue_us=0, copy_in_us=0, kernel_us=0, copy_out_us=0, total_us=0)
         self.reply(request, op, items, payload, **header)
 
-    def tell(self, request, rows, next_sequence=0):
+    def tell(self, request, rows, next_sequence=0, order=None):
         """rows: {sequence: lengths}"""
-        rows = {sequence: lengths for sequence, lengths in sorted(rows.items()) if sequence >= request.op.sequence_from}
+        rows = {sequence: rows[sequence] for sequence in order or sorted(rows) if sequence >= request.op.sequence_from}
         items = [wire.LAYOUTS["tell_item"].pack(sequence=sequence, length_min=min(lengths), length_max=max(lengths),
                                                 n_blocks=1, n_shared_blocks=0, state=0, flags=0)
                  for sequence, lengths in rows.items()]

@@ -196,6 +196,7 @@ class Replies(Errors):
         self.check_garbage(forged(request_id=0), Status.BAD_FRAME)
         self.check_garbage(forged(opcode=wire.DECODE), Status.BAD_FRAME)
         self.check_garbage(forged(status=7), Status.BAD_FRAME)
+        self.check_garbage(forged(session=0x20002), Status.BAD_FRAME)
         self.check_garbage(lambda peer, request: peer.reply(request, bytes(64)), Status.BAD_FRAME)
         item = {"sequence": 1, "length": 1, "n_tokens": 1, "q_len": 0, "status": 0, "layer": 0xFFFF, "row": 0xFFFFFFFF,
                 "retry_after_ms": 0}
@@ -215,8 +216,20 @@ class Replies(Errors):
                 n_ok=1, n_failed=0, n_q_total=n_q, out_dtype=dtype, out_off=out_off, lse_off=wire.ABSENT, recv_us=0,
                 queue_us=0, copy_in_us=0, kernel_us=0, copy_out_us=0, total_us=0)
             with self.subTest(out_off=out_off, n_q=n_q, dtype=dtype):
-                self.check_garbage(lambda peer, request: peer.reply(request, op, [item], bytes(256)), Status.BAD_FRAME,
+                self.check_garbage(lambda peer, request: peer.reply(request, op, [item], bytes(300)), Status.BAD_FRAME,
                                    call=lambda session: session.decode(1, 0, QUERY))
+
+    def test_read_replies_that_answer_something_else(self):
+        """Other tokens, or rows outside the payload."""
+        for changed, k_off in (({"position": 1}, 0), ({"n_tokens": 2}, 0), ({"k_dtype": 3}, 0), ({}, 64)):
+            def answer(peer, request):
+                fields = {**request.op._asdict(), **changed}
+                op = wire.LAYOUTS["read_reply"].pack(**fields, k_off=k_off, v_off=wire.ABSENT, fingerprint=1)
+                peer.reply(request, op, (), bytes(128))
+
+            with self.subTest(changed=changed, k_off=k_off):
+                self.check_garbage(answer, Status.BAD_FRAME,
+                                   call=lambda session: session.read(1, layers=0, n=1, v=False))
 
     def test_tell_that_would_page_for_ever(self):
         """next_sequence must move on, and sequences must be in order."""
@@ -226,6 +239,8 @@ class Replies(Errors):
         self.check_garbage(lambda peer, request: peer.tell(request, {5: (1, 1)}, next_sequence=5), Status.BAD_FRAME,
                            call=tell)
         self.check_garbage(lambda peer, request: peer.tell(request, {}, next_sequence=5), Status.BAD_FRAME, call=tell)
+        self.check_garbage(lambda peer, request: peer.tell(request, {5: (1, 1), 4: (1, 1)}, order=(5, 4)),
+                           Status.BAD_FRAME, call=tell)
 
     def test_a_body_with_a_wrong_checksum(self):
         """Verified whenever the reply has one."""

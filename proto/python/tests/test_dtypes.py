@@ -43,6 +43,12 @@ class Bf16(unittest.TestCase):
         self.assertEqual(int(tqkv.to_bf16(np.float32(3.4e38))), 0x7F80)  # rounds up to infinity
         self.assertEqual(int(tqkv.to_bf16(1.0)), 0x3F80)
 
+    def test_a_nan_stays_one(self):
+        """Also one whose upper half alone would be an infinity, or whose rounding would overflow."""
+        nans = np.array([0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32)
+        self.assertEqual(np.isnan(tqkv.from_bf16(tqkv.to_bf16(nans))).tolist(), [True] * 4)
+        self.assertEqual((tqkv.to_bf16(nans) >> 15).tolist(), [0, 1, 0, 1])
+
     def test_shapes_stay(self):
         self.assertEqual(tqkv.to_bf16(np.zeros((2, 0, 3))).shape, (2, 0, 3))
         self.assertEqual(tqkv.to_bf16(np.zeros((4, 6), np.float32)[:, ::2]).shape, (4, 3))

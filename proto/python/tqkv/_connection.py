@@ -358,6 +358,9 @@ class Connection:
             raise wire.BadFrame(Status.BAD_FRAME, "a reply to a request that was not sent yet")
         if 0 < header.status < Status.BAD_MAGIC:
             raise wire.BadFrame(Status.BAD_FRAME, f"status {header.status}")
+        if header.status == Status.OK and request.session and header.session != request.session:
+            raise wire.BadFrame(Status.BAD_FRAME, f"a reply of session {header.session:#x}, expected "
+                                f"{request.session:#x}")
         self._release(request)
         if header.status == Status.OK or header.opcode == wire.HELLO:
             self._end(request, reply=frame)

@@ -71,8 +71,8 @@ class Client:
             proto_min=wire.VERSION, proto_max=wire.VERSION, token_bytes=len(self._token), name_bytes=len(self._name),
             features=PACKED_INPUT, boot_id_seen=boot_id_seen)
         try:
-            reply = self._wait(self._submit(wire.HELLO, op, self._token + self._name, deadline=deadline,
-                                            tell_deadline=False), deadline)
+            reply = connection.wait(self._submit(wire.HELLO, op, self._token + self._name, deadline=deadline,
+                                                 tell_deadline=False), deadline)
             told = ServerInfo(*reply.op)
             status = reply.header.status
             if status == Status.VERSION_UNSUPPORTED:
@@ -132,15 +132,6 @@ class Client:
         return self._connection.submit(opcode, frame, session=session, op_bytes=len(op), op=values, deadline=deadline,
                                        tell_deadline=tell_deadline, on_done=on_done)
 
-    def _wait(self, request, deadline):
-        reply = self._connection.wait(request, deadline)
-        self._check_session(request, reply)
-        return reply
-
-    def _check_session(self, request, reply):
-        if request.session and reply.header.session != request.session:
-            self._bad_reply(request, f"session {reply.header.session:#x}, expected {request.session:#x}")
-
     def _bad_reply(self, request, text):
         """Who sends one nonsense is not believed any further."""
         error = TqkvError(Status.BAD_FRAME, f"the reply to {wire.opcode_name(request.opcode)} is malformed: {text}",
@@ -169,7 +160,7 @@ class Client:
                         continue
                 index, request = flights.pop(0)
                 try:
-                    replies[index] = self._wait(request, deadline)
+                    replies[index] = self._connection.wait(request, deadline)
                 except TqkvError as error:
                     if self.retry and error.retryable and not error.is_local:
                         refused.append(index)

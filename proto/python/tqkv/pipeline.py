@@ -95,8 +95,8 @@ class Pipeline:
     the client runs; whoever computes for long with requests in flight calls done() now and then, because the server
     disconnects peers that do not read.
 
-    Leaving the `with` block waits for everything; if something failed whose result was not fetched, its error is raised
-    there.
+    Leaving the `with` block waits for everything; if something failed whose result was not fetched, its error is
+    raised there. Leaving it by an exception waits for nothing.
 
     Made by Session.pipeline(), or Client.pipeline(session): without a session it is the client's only one, or
     named in each call with session=. timeout: seconds that each operation has; None is the client's.
@@ -113,12 +113,10 @@ class Pipeline:
         return self
 
     def __exit__(self, kind, *_):
-        if kind is not None:
-            for future in self._futures:
-                for request in future._requests:
-                    self._connection.forget(request)
-            return
-        self.flush()
+        if kind is None:
+            self.flush()
+        # Otherwise what was sent goes on: a refusal is still noticed when it comes.
+        self._futures = []
 
     def flush(self):
         """Waits for everything that was sent. Raises the first error that nobody has fetched."""
