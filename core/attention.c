@@ -1,7 +1,8 @@
 /*
  * Scalar attention. Online softmax in float64: the running maximum may grow once per piece, then what was
  * summed so far is scaled down; the first piece finds nothing to scale. Queries of one KV head share the
- * expansion of every row, and nothing else.
+ * expansion of every row, and nothing else. How many rows are worked on at a
+ * time is no matter of the bits.
  */
 #include "core/attention.h"
 
@@ -9,6 +10,7 @@
 #include <string.h>
 
 #include "core/k_center.h"
+#include "core/row_kernels.h"
 
 static void begin_query(const struct kv_attention_input *input, const float *q, double *q_prepared)
 {
@@ -48,51 +50,69 @@ static void finish_query(const struct kv_attention_input *input, double *acc, do
 		out[i] = (float)(acc[i] * factor);
 }
 
-/* Turns the logits of a piece into weights against the maximum so far, and what was summed before with it. */
-static void take_weights(
-	struct kv_attention_scratch *scratch, uint32_t query_idx, uint32_t n_tokens, uint32_t acc_length)
+/*
+ * Turns the logits of a piece, of which `piece_max` is the greatest, into weights against the maximum so far,
+ * and what was summed before with it.
+ */
+static void take_weights(struct kv_attention_scratch *scratch, uint32_t query_idx, uint32_t n_tokens,
+	double piece_max, uint32_t acc_length)
 {
-	double *weights = scratch->weights[query_idx];
-	double piece_max = -INFINITY;
+	double *weights = scratch->weights[query_idx], *acc = scratch->acc + (size_t)query_idx * acc_length;
+	double max = scratch->max[query_idx], sum = scratch->sum[query_idx];
 
-	for (uint32_t t = 0; t < n_tokens; t++) {
-		if (weights[t] > piece_max)
-			piece_max = weights[t];
-	}
-	if (piece_max > scratch->max[query_idx]) {
-		const double shrink = exp(scratch->max[query_idx] - piece_max); /* 0 for the first piece */
+	if (piece_max > max) {
+		const double shrink = exp(max - piece_max); /* 0 for the first piece */
 
-		scratch->sum[query_idx] *= shrink;
+		sum *= shrink;
 		for (uint32_t i = 0; i < acc_length; i++)
-			scratch->acc[query_idx][i] *= shrink;
-		scratch->max[query_idx] = piece_max;
+			acc[i] *= shrink;
+		max = scratch->max[query_idx] = piece_max;
 	}
-	for (uint32_t t = 0; t < n_tokens; t++) {
-		weights[t] = exp(weights[t] - scratch->max[query_idx]);
-		scratch->sum[query_idx] += weights[t];
+	for (uint32_t t = 0; t < n_tokens; t++)
+		weights[t] = exp(weights[t] - max);
+	for (uint32_t t = 0; t < n_tokens; t++)
+		sum += weights[t];
+	scratch->sum[query_idx] = sum;
+}
+
+/* Rows of tokens [first, end); the table is looked at once per block. */
+static struct kv_row_list find_rows(const struct kv_row_codec *codec, const struct kv_row_view *view,
+	uint32_t first, uint32_t end, struct kv_attention_scratch *scratch)
+{
+	const uint8_t **rows = scratch->rows;
+
+	for (uint32_t t = first; t < end;) {
+		const uint32_t left = view->block_size - t % view->block_size;
+		const uint32_t n = end - t < left ? end - t : left;
+		const uint8_t *row = kv_row_view_at(view, t);
+
+		for (uint32_t i = 0; i < n; i++)
+			*rows++ = row + i * view->token_bytes;
+		t += n;
 	}
+	return (struct kv_row_list){
+		.codec = codec, .rows = scratch->rows, .n_rows = end - first, .work = scratch->work
+	};
 }
 
 /* Takes tokens [first, end) into the softmax and the weighted sums of n_queries queries. */
 static void take_piece(const struct kv_attention_input *input, const struct kv_attention_options *options,
 	uint32_t n_queries, uint32_t first, uint32_t end, struct kv_attention_scratch *scratch)
 {
-	for (uint32_t t = first; t < end; t++) {
-		kv_row_codec_expand(input->k_codec, kv_row_view_at(&input->k, t), scratch->expanded);
-		for (uint32_t n = 0; n < n_queries; n++)
-			scratch->weights[n][t - first] = scratch->logit_offset[n] +
-				(double)options->scale *
-					kv_row_codec_score(
-						input->k_codec, scratch->q_prepared[n], scratch->expanded);
+	const struct kv_row_kernels *kernels = kv_row_kernels();
+	struct kv_row_list rows = find_rows(input->k_codec, &input->k, first, end, scratch);
+
+	kv_row_list_score(
+		&rows, scratch->q_prepared, n_queries, scratch->weights[0], KV_ATTENTION_PIECE_TOKENS);
+	for (uint32_t n = 0; n < n_queries; n++) {
+		const double piece_max = kernels->finish_logits(
+			scratch->weights[n], end - first, (double)options->scale, scratch->logit_offset[n]);
+
+		take_weights(scratch, n, end - first, piece_max, input->v_codec->prepared_dim);
 	}
-	for (uint32_t n = 0; n < n_queries; n++)
-		take_weights(scratch, n, end - first, input->v_codec->prepared_dim);
-	for (uint32_t t = first; t < end; t++) {
-		kv_row_codec_expand(input->v_codec, kv_row_view_at(&input->v, t), scratch->expanded);
-		for (uint32_t n = 0; n < n_queries; n++)
-			kv_row_codec_accumulate(input->v_codec, scratch->weights[n][t - first],
-				scratch->expanded, scratch->acc[n]);
-	}
+	rows = find_rows(input->v_codec, &input->v, first, end, scratch);
+	kv_row_list_accumulate(
+		&rows, scratch->weights[0], KV_ATTENTION_PIECE_TOKENS, n_queries, scratch->acc);
 }
 
 /* One pass over the rows for queries [query_first, query_first + n_queries). */
@@ -101,14 +121,16 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 	float *lse)
 {
 	const uint32_t k_dim = input->k_codec->head_dim, v_dim = input->v_codec->head_dim;
+	const size_t acc_length = input->v_codec->prepared_dim;
 
+	memset(scratch->acc, 0, n_queries * acc_length * sizeof(*scratch->acc));
 	for (uint32_t n = 0; n < n_queries; n++) {
 		const float *q = input->q + (size_t)(query_first + n) * k_dim;
+		double *q_prepared = scratch->q_prepared + (size_t)n * input->k_codec->prepared_dim;
 
-		begin_query(input, q, scratch->q_prepared[n]);
-		scratch->logit_offset[n] = (double)options->scale *
-			center_product(input, q, scratch->q_prepared[n], scratch->expanded);
-		memset(scratch->acc[n], 0, input->v_codec->prepared_dim * sizeof(scratch->acc[n][0]));
+		begin_query(input, q, q_prepared);
+		scratch->logit_offset[n] =
+			(double)options->scale * center_product(input, q, q_prepared, scratch->work);
 		scratch->max[n] = -INFINITY;
 		scratch->sum[n] = 0;
 	}
@@ -123,7 +145,8 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 	for (uint32_t n = 0; n < n_queries; n++) {
 		const size_t query_idx = query_first + n;
 
-		finish_query(input, scratch->acc[n], 1.0 / scratch->sum[n], out + query_idx * v_dim);
+		finish_query(
+			input, scratch->acc + n * acc_length, 1.0 / scratch->sum[n], out + query_idx * v_dim);
 		if (lse)
 			lse[query_idx] = (float)(scratch->max[n] + log(scratch->sum[n]));
 	}

@@ -82,14 +82,15 @@ struct kv_attention_input {
 };
 
 struct kv_attention_scratch {
-	double q_prepared[KV_ATTENTION_QUERIES_MAX][KV_PREPARED_DIM_MAX];
-	double acc[KV_ATTENTION_QUERIES_MAX][KV_PREPARED_DIM_MAX];
+	double q_prepared[KV_ATTENTION_QUERIES_MAX * KV_PREPARED_DIM_MAX]; /* [n_queries, K prepared_dim] */
+	double acc[KV_ATTENTION_QUERIES_MAX * KV_PREPARED_DIM_MAX];        /* [n_queries, V prepared_dim] */
 	double weights[KV_ATTENTION_QUERIES_MAX]
-		      [KV_ATTENTION_PIECE_TOKENS]; /* logits, then exp(logit - max) */
+		      [KV_ATTENTION_PIECE_TOKENS]; /* products, logits, then exp(logit - max) */
 	double max[KV_ATTENTION_QUERIES_MAX];
 	double sum[KV_ATTENTION_QUERIES_MAX];
 	double logit_offset[KV_ATTENTION_QUERIES_MAX]; /* scale * <q, k_center> */
-	double expanded[KV_PREPARED_DIM_MAX];
+	double work[KV_ROW_WORK_NUMBERS];
+	const uint8_t *rows[KV_ATTENTION_PIECE_TOKENS];
 };
 
 /*

@@ -25,12 +25,20 @@
 struct kv_backend;
 struct kv_backend_pool; /* a pool's pages and tables on the device; owned by the backend */
 
-/* Rows of one item as they lie in a request: layer l, token t, head h starts at
- * base + (l * tokens_stride + t) * kv_heads * row_bytes(dtype) + h * row_bytes(dtype), l counted from
- * layer_first. */
+/*
+ * Rows of one item as they lie in a request, [layers][tokens of the frame][kv_heads][row]. All layers have
+ * rows of the same size unless dtype is packed and their formats differ. With r(l) the bytes of a row on layer
+ * l of the op, counted from layer_first, row (layer l, token t of the item, head h) starts at
+ *
+ *	base + kv_heads * (tokens_stride * (r(0) + .. + r(l - 1)) + (token_first + t) * r(l) - token_first * r(0))
+ *	     + h * r(l)
+ *
+ * which is base + ((l * tokens_stride + t) * kv_heads + h) * r where all are r.
+ */
 struct kv_rows {
 	uint8_t *base;          /* first layer, first token of the item; NULL: not wanted */
 	uint64_t tokens_stride; /* tokens per layer in the frame (n_tokens_total) */
+	uint32_t token_first;   /* of the item in the frame */
 	uint8_t dtype;          /* enum kv_dtype: f32, f16, bf16, packed */
 };
 

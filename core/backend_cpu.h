@@ -18,4 +18,10 @@
 KV_MUST_CHECK enum kv_status kv_backend_cpu_create(
 	uint32_t n_threads, struct kv_backend **out, struct kv_error *err);
 
+/*
+ * Batches of at most n_rows of kv_batch_n_rows() are run inside submit() when no other is in flight; 0:
+ * workers run them all. Before the first submit(). For tests and measurements.
+ */
+void kv_backend_cpu_set_inline_rows(struct kv_backend *backend, uint64_t n_rows);
+
 #endif

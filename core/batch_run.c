@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "core/k_center.h"
 #include "core/memory.h"
 
 #define TENSOR_ALIGN 64u
@@ -63,7 +64,14 @@ enum kv_status kv_batch_pages_init(
 			kv_free(layers);
 			return kv_fail(err, KV_UNSUPPORTED, "the pool's pages have more than 2^64 bytes");
 		}
-		layers[layer] = (struct kv_layer_pages){ .k = base + k_at, .v = base + v_at };
+		layers[layer].k = base + k_at;
+		layers[layer].v = base + v_at;
+		if (layer > 0) {
+			layers[layer].k_bytes_before =
+				layers[layer - 1].k_bytes_before + spec->layers[layer - 1].k->row_bytes;
+			layers[layer].v_bytes_before =
+				layers[layer - 1].v_bytes_before + spec->layers[layer - 1].v->row_bytes;
+		}
 	}
 	pages->spec = spec;
 	pages->layers = layers;
@@ -78,11 +86,14 @@ void kv_batch_pages_finish(struct kv_batch_pages *pages)
 
 /* ---- rows ---- */
 
-/* K or V of one layer: where its pages and the rows of an op lie. */
+/* K or V of one layer and head: where its pages and the rows of an op lie. */
 struct side {
 	const struct kv_row_codec *codec;
+	const float *center; /* [head_dim], taken off rows that are stored; NULL: nothing */
 	uint8_t *pages;
 	const struct kv_rows *rows;
+	uint64_t packed_bytes_before; /* one packed row of each earlier layer of the op */
+	uint32_t packed_bytes_first;  /* a packed row of the op's first layer */
 };
 
 /* A slot as the planner gives it; the bound is our own promise. */
@@ -108,13 +119,20 @@ static uint32_t wire_row_bytes(const struct side *side)
 					: side->codec->head_dim * kv_dtype_bytes(dtype);
 }
 
-/* Row of token `token` and `head` on layer `layer_at` of the op (from 0). */
+/* Row of token `token` and `head` on layer `layer_at` of the op (from 0): struct kv_rows has the formula. */
 static uint8_t *wire_row(
 	const struct side *side, uint32_t kv_heads, uint32_t layer_at, uint32_t token, uint32_t head)
 {
-	const uint64_t token_idx = layer_at * side->rows->tokens_stride + token;
+	const struct kv_rows *rows = side->rows;
+	const uint32_t row_bytes = wire_row_bytes(side);
+	const bool is_packed = rows->dtype == KV_DTYPE_PACKED;
+	const uint64_t bytes_before = is_packed ? side->packed_bytes_before : (uint64_t)layer_at * row_bytes;
+	const uint64_t skipped_bytes =
+		(uint64_t)rows->token_first * (is_packed ? side->packed_bytes_first : row_bytes);
+	const uint64_t token_bytes = rows->tokens_stride * bytes_before +
+		((uint64_t)rows->token_first + token) * row_bytes - skipped_bytes;
 
-	return side->rows->base + (token_idx * kv_heads + head) * wire_row_bytes(side);
+	return rows->base + token_bytes * kv_heads + (uint64_t)head * row_bytes;
 }
 
 static enum kv_status write_row(
@@ -127,6 +145,8 @@ static enum kv_status write_row(
 		return KV_OK;
 	}
 	kv_rows_load_f32((enum kv_dtype)side->rows->dtype, from, side->codec->head_dim, scratch->row);
+	if (side->center)
+		kv_k_center_subtract(side->center, scratch->row, side->codec->head_dim, scratch->row);
 	return kv_row_codec_encode(side->codec, scratch->row, to, &scratch->codec);
 }
 
@@ -138,6 +158,8 @@ static void read_row(
 		return;
 	}
 	kv_row_codec_decode(side->codec, from, scratch->row, &scratch->codec);
+	if (side->center)
+		kv_k_center_add(side->center, side->codec->head_dim, scratch->row);
 	kv_rows_store((enum kv_dtype)side->rows->dtype, scratch->row, side->codec->head_dim, to);
 }
 
@@ -157,13 +179,31 @@ struct row_task {
 	bool is_read;
 };
 
+static const float *center_of(const struct kv_pool_spec *spec, uint32_t layer, uint32_t head)
+{
+	const float *center = spec->layers[layer].k_center;
+
+	return center ? center + (size_t)head * spec->k_head_dim : NULL;
+}
+
 static struct kv_finding move_rows(
 	const struct kv_batch_pages *pages, const struct row_task *task, struct kv_batch_scratch *scratch)
 {
 	const struct kv_layer_spec *layer = &pages->spec->layers[task->layer];
+	const struct kv_layer_pages *at = &pages->layers[task->layer];
+	const uint32_t first = task->layer - task->layer_at;
 	const struct side sides[2] = {
-		{ .codec = layer->k, .pages = pages->layers[task->layer].k, .rows = task->k },
-		{ .codec = layer->v, .pages = pages->layers[task->layer].v, .rows = task->v },
+		{ .codec = kv_layer_k(layer, task->head),
+			.center = center_of(pages->spec, task->layer, task->head),
+			.pages = at->k,
+			.rows = task->k,
+			.packed_bytes_before = at->k_bytes_before - pages->layers[first].k_bytes_before,
+			.packed_bytes_first = pages->spec->layers[first].k->row_bytes },
+		{ .codec = kv_layer_v(layer, task->head),
+			.pages = at->v,
+			.rows = task->v,
+			.packed_bytes_before = at->v_bytes_before - pages->layers[first].v_bytes_before,
+			.packed_bytes_first = pages->spec->layers[first].v->row_bytes },
 	};
 	const int64_t *slots = task->slots + (uint64_t)layer->group_idx * task->n_tokens;
 
@@ -292,12 +332,13 @@ static struct kv_finding run_decode(const struct kv_batch_pages *pages, const st
 	const struct kv_pool_spec *spec = pages->spec;
 	const struct kv_layer_spec *layer = &spec->layers[op->layer];
 	const uint32_t n_heads = spec->q_heads / spec->kv_heads;
-	struct kv_attention_input input = { .k_codec = layer->k,
-		.v_codec = layer->v,
+	struct kv_attention_input input = { .k_codec = kv_layer_k(layer, head),
+		.v_codec = kv_layer_v(layer, head),
 		.k = view_of(spec, layer->k, pages->layers[op->layer].k, op->table, head),
 		.v = view_of(spec, layer->v, pages->layers[op->layer].v, op->table, head),
 		.q_is_rotated = (op->flags & KV_DECODE_Q_ROTATED) != 0,
-		.out_is_rotated = (op->flags & KV_DECODE_OUT_ROTATED) != 0 };
+		.out_is_rotated = (op->flags & KV_DECODE_OUT_ROTATED) != 0,
+		.k_center = center_of(spec, op->layer, head) };
 
 	if ((input.q_is_rotated && !kv_row_codec_has_one_basis(layer->k)) ||
 		(input.out_is_rotated && !kv_row_codec_has_one_basis(layer->v)))

@@ -40,7 +40,7 @@ static inline uint32_t kv_div_up_u32(uint32_t n, uint32_t unit)
 	return n / unit + (n % unit != 0);
 }
 
-#define kv_container_of(ptr, type, member) ((type *)(void *)((char *)(ptr) - offsetof(type, member)))
+#define kv_container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 #define KV_LENGTH(array)                   (sizeof(array) / sizeof((array)[0]))
 
 #endif

@@ -4,9 +4,9 @@
 #include "core/domain_internal.h"
 #include "core/memory.h"
 
-static uint64_t session_tokens_bytes(const struct kv_pool *pool)
+static uint64_t session_tokens_bytes(const struct kv_domain *domain, uint32_t n_layers)
 {
-	return sizeof(uint64_t) * pool->domain->limits.sessions_max * pool->spec->n_layers;
+	return sizeof(uint64_t) * domain->limits.sessions_max * n_layers;
 }
 
 /* Accepts half-built pools. */
@@ -15,8 +15,11 @@ static void pool_destroy(struct kv_pool *pool)
 	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
 		kv_block_pool_finish(&pool->blocks[g]);
 	kv_table_arena_finish(&pool->tables);
+	/* Not the spec's n_layers: the caller may have taken the spec back. */
+	if (pool->session_tokens)
+		kv_pages_free(
+			pool->session_tokens, session_tokens_bytes(pool->domain, pool->slab->n_layers));
 	kv_sequence_slab_destroy(pool->slab);
-	kv_pages_free(pool->session_tokens, session_tokens_bytes(pool));
 	kv_free(pool->layer_tokens);
 	kv_free(pool);
 }
@@ -56,7 +59,7 @@ static enum kv_status take_memory(struct kv_pool *pool, struct kv_error *err)
 	status = kv_sequence_slab_create(sequences_max, spec->n_layers, &pool->slab, err);
 	if (status != KV_OK)
 		return status;
-	pool->session_tokens = kv_pages_alloc(session_tokens_bytes(pool));
+	pool->session_tokens = kv_pages_alloc(session_tokens_bytes(pool->domain, spec->n_layers));
 	pool->layer_tokens = kv_alloc(spec->n_layers, sizeof(*pool->layer_tokens));
 	if (!pool->session_tokens || !pool->layer_tokens)
 		return kv_fail(err, KV_NO_MEMORY, "sums of %u layers", spec->n_layers);

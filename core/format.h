@@ -258,11 +258,27 @@ KV_MUST_CHECK enum kv_status kv_row_codec_validate_packed(
  */
 void kv_row_codec_prepare_query(const struct kv_row_codec *codec, const float *q, double *q_prepared);
 void kv_row_codec_expand(const struct kv_row_codec *codec, const uint8_t *row, double *expanded);
-/* <q, decoded row>, without softmax scale. Fixed summation order. */
+/* <q, decoded row>, without softmax scale. Fixed summation order: core/row_kernels.h. */
 double kv_row_codec_score(const struct kv_row_codec *codec, const double *q_prepared, const double *expanded);
 /* acc += weight * row */
 void kv_row_codec_accumulate(
 	const struct kv_row_codec *codec, double weight, const double *expanded, double *acc);
+/*
+ * The same for all rows of a list and all queries that share them: products[query * products_stride + row], and
+ * acc += weights[query * weights_stride + row] * row in the order of the list. Prepared queries and accumulators
+ * lie one after the other.
+ */
+#define KV_ROW_WORK_NUMBERS 2048u /* 16 KiB: expanded rows stay in the first-level cache */
+struct kv_row_list {
+	const struct kv_row_codec *codec;
+	const uint8_t *const *rows; /* [n_rows] */
+	uint32_t n_rows;
+	double *work; /* [KV_ROW_WORK_NUMBERS], no initial state, not shared by threads */
+};
+void kv_row_list_score(const struct kv_row_list *list, const double *q_prepared, uint32_t n_queries,
+	double *products, uint32_t products_stride);
+void kv_row_list_accumulate(const struct kv_row_list *list, const double *weights, uint32_t weights_stride,
+	uint32_t n_queries, double *acc);
 /* Rotates acc back and multiplies by `factor` (1 / softmax denominator): head_dim floats. Uses acc up. */
 void kv_row_codec_finish_output(const struct kv_row_codec *codec, double *acc, double factor, float *out);
 

@@ -83,6 +83,8 @@ float kv_row_normalise(const float *values, uint32_t n_values, double *wide, flo
 KV_MUST_CHECK enum kv_status kv_row_quantise(
 	const struct kv_segment *indices, const float *row, struct kv_row_scratch *scratch, float *norm);
 
+/* Cells of the segment's codebook: codes[n_channels]. No value is NaN. */
+void kv_segment_find_codes(const struct kv_segment *indices, const float *values, uint8_t *codes);
 /* Stores the segment's n_channels codes; codes of padding and trailing bits are 0. */
 void kv_segment_pack(const struct kv_segment *segment, const uint8_t *codes, uint8_t *row);
 /* The same for signs: code [v >= 0], where -0 counts as 0. Uses `codes`. */

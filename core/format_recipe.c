@@ -163,7 +163,7 @@ static void encode_group(const struct kv_row_codec *codec, int group_idx, const 
 	float *decoded = scratch->turned, *rest = scratch->rest;
 
 	kv_rotation_forward(indices->rotation, unit, scratch->turned);
-	kvcb_indices(indices->codebook, scratch->turned, n, scratch->codes);
+	kv_segment_find_codes(indices, scratch->turned, scratch->codes);
 	kv_segment_pack(indices, scratch->codes, out);
 	for (uint32_t i = 0; i < n; i++)
 		decoded[i] = indices->table[scratch->codes[i]];

@@ -10,6 +10,14 @@
 #include "core/format.h"
 #include "core/format_family.h"
 #include "core/pack.h"
+#include "core/row_kernels.h"
+
+/* Up to so many bits, boundaries are counted, many values at a time; with more, each value is searched for.
+ */
+#define COUNT_BITS_MAX 7u
+
+_Static_assert(KV_HEAD_DIM_STEP % KV_ROW_KERNELS_STEP == 0, "prepared rows are whole steps of the kernels");
+_Static_assert(KV_ROW_WORK_NUMBERS >= KV_PREPARED_DIM_MAX, "there is room for a row");
 
 /* ---- for encoders ---- */
 
@@ -40,6 +48,17 @@ float kv_row_normalise(const float *values, uint32_t n_values, double *wide, flo
 	return norm;
 }
 
+void kv_segment_find_codes(const struct kv_segment *indices, const float *values, uint8_t *codes)
+{
+	const struct kvcb_codebook *codebook = indices->codebook;
+
+	if (codebook->bits <= COUNT_BITS_MAX)
+		kv_row_kernels()->count_below(codebook->interior_boundaries, (1u << codebook->bits) - 1,
+			values, indices->n_channels, codes);
+	else
+		kvcb_indices(codebook, values, indices->n_channels, codes);
+}
+
 enum kv_status kv_row_quantise(
 	const struct kv_segment *indices, const float *row, struct kv_row_scratch *scratch, float *norm)
 {
@@ -47,7 +66,7 @@ enum kv_status kv_row_quantise(
 	if (!kv_f32_is_finite(*norm))
 		return KV_BAD_VALUE;
 	kv_rotation_forward(indices->rotation, scratch->unit, scratch->turned);
-	kvcb_indices(indices->codebook, scratch->turned, indices->n_channels, scratch->codes);
+	kv_segment_find_codes(indices, scratch->turned, scratch->codes);
 	return KV_OK;
 }
 
@@ -84,6 +103,8 @@ static float field_value(const struct kv_row_codec *codec, uint32_t field_idx, u
 	const struct kv_field *field = &codec->fields[field_idx];
 	float value;
 
+	if (field->number == KV_DTYPE_F32)
+		return kv_load_f32(row + field->offset + (size_t)i * sizeof(value));
 	kv_rows_load_f32(
 		field->number, row + field->offset + (size_t)i * kv_dtype_bytes(field->number), 1, &value);
 	return value;
@@ -231,63 +252,231 @@ void kv_row_codec_prepare_query(const struct kv_row_codec *codec, const float *q
 	}
 }
 
-/* The product of two float32 is exact in float64, so one scale adds no error at all. */
-void kv_row_codec_expand(const struct kv_row_codec *codec, const uint8_t *row, double *expanded)
+/*
+ * Codes are looked up in a table of their values with scale and zero, where a group is long enough to be
+ * worth the table and begins with a byte.
+ */
+static bool is_looked_up(const struct kv_segment *segment)
 {
-	float values[KV_HEAD_DIM_MAX];
+	return segment->code == KV_CODE_TABLE && segment->bits <= KV_ROW_KERNELS_BITS_MAX &&
+		segment->group_channels >= 1u << segment->bits &&
+		(segment->group_channels * segment->bits % 8 == 0 ||
+			segment->group_channels >= segment->n_channels);
+}
 
-	for (uint32_t s = 0; s < codec->n_segments; s++) {
-		const struct kv_segment *segment = &codec->segments[s];
-		const double outer =
-			segment->has_outer ? (double)field_value(codec, segment->outer_field, 0, row) : 1;
-		double *part = expanded + segment->prepared_idx;
-		struct group group = { 0 };
+/* The product of two float32 is exact in float64, so one scale adds no error at all. */
+static void find_scales(const struct kv_row_codec *codec, const struct kv_segment *segment,
+	uint32_t group_idx, const uint8_t *const rows[], uint32_t n_rows, struct kv_row_scale scales[])
+{
+	for (uint32_t r = 0; r < n_rows; r++)
+		scales[r] = (struct kv_row_scale){ .scale = 1, .zero = 0, .outer = 1 };
+	for (uint32_t r = 0; segment->has_scale && r < n_rows; r++)
+		scales[r].scale = (double)field_value(codec, segment->scale_field, group_idx, rows[r]);
+	for (uint32_t r = 0; segment->has_zero && r < n_rows; r++)
+		scales[r].zero = (double)field_value(codec, segment->zero_field, group_idx, rows[r]);
+	for (uint32_t r = 0; segment->has_outer && r < n_rows; r++)
+		scales[r].outer = (double)field_value(codec, segment->outer_field, 0, rows[r]);
+}
 
-		segment_values(segment, row, values);
-		while (next_group(codec, segment, row, &group)) {
-			for (uint32_t i = group.first; i < group.end; i++)
-				part[i] = ((double)values[i] * (double)group.scale + (double)group.zero) *
-					outer;
-		}
-		for (uint32_t i = 0; segment->factors && i < segment->n_channels; i++)
-			part[i] *= (double)segment->factors[i];
+/* Rows that are taken together, so that a table is loaded once for all of them. */
+#define ROWS_AT_ONCE KV_ROW_KERNELS_ROWS_MAX
+
+/* Channels [first, first + codes->n) of some rows, for the kernels. */
+static void describe_codes(const struct kv_row_codec *codec, const struct kv_segment *segment, uint32_t first,
+	const struct kv_row_list *list, struct kv_row_scale scales[ROWS_AT_ONCE], struct kv_row_codes *codes)
+{
+	const uint32_t n = segment->n_channels, group = segment->group_channels;
+
+	find_scales(codec, segment, first / group, list->rows, list->n_rows, scales);
+	*codes = (struct kv_row_codes){
+		.rows = list->rows,
+		.n_rows = list->n_rows,
+		.offset = segment->offset + first * segment->bits / 8,
+		.n = n - first < group ? n - first : group,
+		.bits = segment->bits,
+		.table = segment->table,
+		.scales = scales,
+	};
+}
+
+static void expand_codes(const struct kv_segment *segment, const struct kv_row_list *list, double *part)
+{
+	struct kv_row_scale scales[ROWS_AT_ONCE];
+	struct kv_row_codes codes;
+
+	for (uint32_t first = 0; first < segment->n_channels; first += codes.n) {
+		describe_codes(list->codec, segment, first, list, scales, &codes);
+		kv_row_kernels()->expand_codes(&codes, part + first, list->codec->prepared_dim);
 	}
 }
 
-/* Eight sums side by side, then a tree: the order that every later backend is measured against. */
+static void expand_values(
+	const struct kv_row_codec *codec, const struct kv_segment *segment, const uint8_t *row, double *part)
+{
+	const uint32_t n = segment->n_channels, group = segment->group_channels;
+	float values[KV_HEAD_DIM_MAX];
+
+	segment_values(segment, row, values);
+	for (uint32_t first = 0; first < n; first += group) {
+		struct kv_row_scale scale;
+
+		find_scales(codec, segment, first / group, &row, 1, &scale);
+		kv_row_kernels()->expand_values(
+			values + first, n - first < group ? n - first : group, &scale, part + first);
+	}
+}
+
+static void expand_segment(const struct kv_segment *segment, const struct kv_row_list *list, double *part)
+{
+	const size_t stride = list->codec->prepared_dim;
+
+	if (is_looked_up(segment)) {
+		expand_codes(segment, list, part);
+	} else {
+		for (uint32_t r = 0; r < list->n_rows; r++)
+			expand_values(list->codec, segment, list->rows[r], part + r * stride);
+	}
+	for (uint32_t r = 0; segment->factors && r < list->n_rows; r++) {
+		for (uint32_t i = 0; i < segment->n_channels; i++)
+			part[r * stride + i] *= (double)segment->factors[i];
+	}
+}
+
+/* At most ROWS_AT_ONCE rows. */
+static struct kv_row_tile expand_rows(const struct kv_row_list *list, double *expanded)
+{
+	const struct kv_row_codec *codec = list->codec;
+
+	for (uint32_t s = 0; s < codec->n_segments; s++)
+		expand_segment(&codec->segments[s], list, expanded + codec->segments[s].prepared_idx);
+	return (struct kv_row_tile){
+		.rows = expanded,
+		.row_stride = codec->prepared_dim,
+		.n_rows = list->n_rows,
+		.n = codec->prepared_dim,
+	};
+}
+
+void kv_row_codec_expand(const struct kv_row_codec *codec, const uint8_t *row, double *expanded)
+{
+	const struct kv_row_list one = { .codec = codec, .rows = &row, .n_rows = 1 };
+
+	(void)expand_rows(&one, expanded);
+}
+
+static struct kv_row_tile tile_of_one(const struct kv_row_codec *codec, const double *expanded)
+{
+	return (struct kv_row_tile){ .rows = expanded, .n_rows = 1, .n = codec->prepared_dim };
+}
+
 double kv_row_codec_score(const struct kv_row_codec *codec, const double *q_prepared, const double *expanded)
 {
-	const uint32_t n = codec->prepared_dim, n_whole = n - n % 8;
-	double sums[8] = { 0 };
+	const struct kv_row_tile tile = tile_of_one(codec, expanded);
+	double product;
 
-	for (uint32_t i = 0; i < n_whole; i += 8) {
-		for (uint32_t k = 0; k < 8; k++)
-			sums[k] += q_prepared[i + k] * expanded[i + k];
-	}
-	for (uint32_t i = n_whole; i < n; i++)
-		sums[i - n_whole] += q_prepared[i] * expanded[i];
-	return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+	kv_row_kernels()->score(&tile, q_prepared, 0, 1, &product, 0);
+	return product;
 }
 
 void kv_row_codec_accumulate(
 	const struct kv_row_codec *codec, double weight, const double *expanded, double *acc)
 {
-	for (uint32_t i = 0; i < codec->prepared_dim; i++)
-		acc[i] += weight * expanded[i];
+	const struct kv_row_tile tile = tile_of_one(codec, expanded);
+
+	kv_row_kernels()->accumulate(&tile, &weight, 0, 1, acc, 0);
+}
+
+/* True when the kernels in use take the rows of this codec as they are. */
+static bool takes_codes(const struct kv_row_kernels *kernels, const struct kv_row_codec *codec)
+{
+	const struct kv_segment *segment = &codec->segments[0];
+
+	return kernels->score_codes && codec->n_segments == 1 && segment->code == KV_CODE_TABLE &&
+		segment->bits == 4 && segment->group_channels >= segment->n_channels && !segment->factors;
+}
+
+/* The next rows of the list: as many as the kernels take as codes, or as fit into `work` when expanded. */
+static struct kv_row_list next_rows(const struct kv_row_list *list, uint32_t first)
+{
+	const uint32_t n_fit = KV_ROW_WORK_NUMBERS / list->codec->prepared_dim;
+	const uint32_t n_max = n_fit < ROWS_AT_ONCE ? n_fit : ROWS_AT_ONCE, n_left = list->n_rows - first;
+
+	return (struct kv_row_list){
+		.codec = list->codec,
+		.rows = list->rows + first,
+		.n_rows = n_left < n_max ? n_left : n_max,
+	};
+}
+
+void kv_row_list_score(const struct kv_row_list *list, const double *q_prepared, uint32_t n_queries,
+	double *products, uint32_t products_stride)
+{
+	const struct kv_row_kernels *kernels = kv_row_kernels();
+	const uint32_t dim = list->codec->prepared_dim;
+	const bool has_codes = takes_codes(kernels, list->codec);
+	struct kv_row_scale scales[ROWS_AT_ONCE];
+	struct kv_row_codes codes;
+
+	for (uint32_t first = 0; first < list->n_rows;) {
+		const struct kv_row_list rows = next_rows(list, first);
+
+		if (has_codes) {
+			describe_codes(list->codec, &list->codec->segments[0], 0, &rows, scales, &codes);
+			kernels->score_codes(
+				&codes, q_prepared, dim, n_queries, products + first, products_stride);
+		} else {
+			const struct kv_row_tile tile = expand_rows(&rows, list->work);
+
+			kernels->score(&tile, q_prepared, dim, n_queries, products + first, products_stride);
+		}
+		first += rows.n_rows;
+	}
+}
+
+void kv_row_list_accumulate(const struct kv_row_list *list, const double *weights, uint32_t weights_stride,
+	uint32_t n_queries, double *acc)
+{
+	const struct kv_row_kernels *kernels = kv_row_kernels();
+	const uint32_t dim = list->codec->prepared_dim;
+	const bool has_codes = takes_codes(kernels, list->codec);
+	struct kv_row_scale scales[ROWS_AT_ONCE];
+	struct kv_row_codes codes;
+
+	for (uint32_t first = 0; first < list->n_rows;) {
+		const struct kv_row_list rows = next_rows(list, first);
+
+		if (has_codes) {
+			describe_codes(list->codec, &list->codec->segments[0], 0, &rows, scales, &codes);
+			kernels->accumulate_codes(
+				&codes, weights + first, weights_stride, n_queries, acc, dim);
+		} else {
+			const struct kv_row_tile tile = expand_rows(&rows, list->work);
+
+			kernels->accumulate(&tile, weights + first, weights_stride, n_queries, acc, dim);
+		}
+		first += rows.n_rows;
+	}
 }
 
 void kv_row_codec_finish_output(const struct kv_row_codec *codec, double *acc, double factor, float *out)
 {
-	double sums[KV_HEAD_DIM_MAX] = { 0 };
+	double sums[KV_HEAD_DIM_MAX];
 
+	for (uint32_t i = 0; i < codec->head_dim; i++)
+		sums[i] = 0;
 	for (uint32_t s = 0; s < codec->n_segments; s++) {
 		const struct kv_segment *segment = &codec->segments[s];
 		double *part = acc + segment->prepared_idx;
 
 		if (segment->rotation)
 			kv_rotation_backward_f64(segment->rotation, part, part);
-		for (uint32_t i = 0; i < segment->n_channels; i++)
-			sums[segment_channel(segment, i)] += part[i];
+		if (segment->channels) {
+			for (uint32_t i = 0; i < segment->n_channels; i++)
+				sums[segment->channels[i]] += part[i];
+		} else {
+			for (uint32_t i = 0; i < segment->n_channels; i++)
+				sums[i] += part[i];
+		}
 	}
 	for (uint32_t i = 0; i < codec->head_dim; i++)
 		out[i] = (float)(sums[i] * factor);

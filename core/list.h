@@ -56,11 +56,11 @@ static inline struct kv_list_node *kv_list_first(const struct kv_list *list)
 	return kv_list_is_empty(list) ? NULL : list->head.next;
 }
 
-#define kv_list_for_each(node, list)                                                                                   \
+#define kv_list_for_each(node, list) \
 	for (struct kv_list_node *node = (list)->head.next; node != &(list)->head; node = node->next)
 /* The body may remove `node`. */
-#define kv_list_for_each_safe(node, list)                                                                              \
-	for (struct kv_list_node *node = (list)->head.next, *node##_next = node->next; node != &(list)->head;          \
-		node = node##_next, node##_next = node->next)
+#define kv_list_for_each_safe(node, list)                                              \
+	for (struct kv_list_node *node = (list)->head.next, *node##_next = node->next; \
+		node != &(list)->head; node = node##_next, node##_next = node->next)
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The one door to the heap, so that tests can count allocations (none on the data path after start) and let the
- * k-th one fail. Thread-safe. Nothing else in core and server calls malloc.
+ * The one door to the heap, so that tests can count allocations (none on the data path after start) and let
+ * the k-th one fail. Thread-safe. Nothing else in core and server calls malloc.
  */
 #ifndef CORE_MEMORY_H
 #define CORE_MEMORY_H
@@ -8,14 +8,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* n * size zeroed bytes, or NULL (also on overflow). n or size 0 gives a unique pointer. Freed with kv_free(). */
+/* n * size zeroed bytes, or NULL (also on overflow). n or size 0 gives a unique pointer. Freed with
+ * kv_free(). */
 void *kv_alloc(size_t n, size_t size);
 /* A copy of n bytes with a zero byte behind it. */
 char *kv_strndup(const char *text, size_t n);
 void kv_free(void *ptr);
 /*
- * Zeroed pages straight from the system, resident only once touched; for tables whose bound is far above their
- * use. NULL on failure. Unmapped with kv_pages_free() and the same size.
+ * Zeroed pages straight from the system, resident only once touched; for tables whose bound is far above
+ * their use. NULL on failure. Unmapped with kv_pages_free() and the same size.
  */
 void *kv_pages_alloc(uint64_t n_bytes);
 void kv_pages_free(void *ptr, uint64_t n_bytes);

@@ -1,8 +1,8 @@
 /*
- * Eight values are `bits` whole bytes, so rows are packed eight values at a time through one word, and unpacked the
- * same way or byte by byte where no value straddles bytes. Each width has a loop of its own, in which every shift is
- * known to the compiler. What is left over goes through a window of at most 15 bits that runs along the stream:
- * values enter at its top, bytes leave at its bottom.
+ * Eight values are `bits` whole bytes, so rows are packed eight values at a time through one word, and
+ * unpacked the same way or byte by byte where no value straddles bytes. Each width has a loop of its own, in
+ * which every shift is known to the compiler. What is left over goes through a window of at most 15 bits that
+ * runs along the stream: values enter at its top, bytes leave at its bottom.
  */
 #include "core/pack.h"
 
@@ -44,7 +44,9 @@ static inline void unpack_groups(const uint8_t *packed, uint32_t n_groups, uint3
 	for (uint32_t g = 0; g < n_groups; g++) {
 		uint64_t word = 0;
 
-		memcpy(&word, packed + (size_t)g * bits, bits);
+		/* Byte by byte: a word that is copied in pieces is read back before it is written. */
+		for (uint32_t k = 0; k < bits; k++)
+			word |= (uint64_t)packed[(size_t)g * bits + k] << 8 * k;
 		for (uint32_t k = 0; k < GROUP_VALUES; k++)
 			values[g * GROUP_VALUES + k] = (uint8_t)(word >> k * bits & mask);
 	}

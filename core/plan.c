@@ -241,6 +241,7 @@ static struct kv_rows rows_of(uint8_t *tensor, uint8_t dtype, const struct kv_ro
 	return (struct kv_rows){
 		.base = tensor && dtype != KV_DTYPE_NONE ? tensor + offset : NULL,
 		.tokens_stride = frame->n_tokens_total,
+		.token_first = item->token_first,
 		.dtype = dtype,
 	};
 }

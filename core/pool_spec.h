@@ -3,7 +3,8 @@
  *
  * Made from the pool's JSON (the schema of the configuration's `pools` entries and of POST /v1/pools);
  * everything that a backend or a client has to know about rows follows from it. Immutable after creation, so
- * any thread may read it. Creating one computes rotations: call it where computing is allowed.
+ * any thread may read it. Creating one computes rotations and codebooks (some 10 ms for each qr matrix): call
+ * it where computing is allowed.
  *
  * The canonical JSON (compact, keys sorted, floats as the hex of their float32 bits) holds what decides bytes
  * and results: geometry, groups, formats, options, seeds, model. Not the pool's name, block count or limits.
@@ -24,17 +25,44 @@
 #define KV_HEADS_MAX           1024u
 #define KV_HEAD_DIM_MAX        256u
 #define KV_BLOCKS_MAX          (1u << 30)
+/* A reply of POOL_INFO holds it; pools of hundreds of layers with a format each may come near. */
+#define KV_POOL_JSON_BYTES_MAX 32000u
+/* Lists of channels that pools of recipes may have, beside the default: 80 layers of 256 KV heads, K and V.
+ */
+#define KV_CHANNEL_LISTS_MAX  40960u
+#define KV_K_CENTER_BYTES_MAX (64u << 20) /* of the text of a file */
 
+struct kv_files;
 struct kv_rotation;
 struct kv_row_codec;
 
-/* One layer: what its rows look like and how attention is taken over them. */
+/*
+ * One layer: what its rows look like and how attention is taken over them. All KV heads have the same layout;
+ * only the channels of recipes may differ between them, so whoever touches rows asks kv_layer_k() and
+ * kv_layer_v(), and whoever counts bytes looks at k and v.
+ */
 struct kv_layer_spec {
-	const struct kv_row_codec *k, *v;
+	const struct kv_row_codec *k, *v; /* of KV head 0 */
+	/* [kv_heads], where recipes have other channels on other heads; NULL: every head is like head 0. */
+	const struct kv_row_codec *const *k_heads, *const *v_heads;
+	/*
+	 * [kv_heads, k_head_dim]: subtracted from every K row before it is stored, added to every K row that
+	 * is read as numbers; packed rows are relative to it. NULL: nothing.
+	 */
+	const float *k_center;
 	uint32_t group_idx;
 	uint32_t window; /* tokens; 0 = none */
 	float scale;     /* softmax scale; 1/sqrt(k_head_dim) unless declared */
 };
+
+static inline const struct kv_row_codec *kv_layer_k(const struct kv_layer_spec *layer, uint32_t head)
+{
+	return layer->k_heads ? layer->k_heads[head] : layer->k;
+}
+static inline const struct kv_row_codec *kv_layer_v(const struct kv_layer_spec *layer, uint32_t head)
+{
+	return layer->v_heads ? layer->v_heads[head] : layer->v;
+}
 
 struct kv_pool_spec {
 	char name[KV_POOL_NAME_BYTES_MAX + 1];
@@ -44,10 +72,10 @@ struct kv_pool_spec {
 	uint32_t n_blocks[KV_GROUPS_MAX]; /* per group */
 	uint32_t tokens_max; /* per sequence; at most block_size * n_blocks of the smallest group */
 	const struct kv_layer_spec *layers; /* [n_layers] */
-	const struct kv_rotation
-		*rotation; /* of K rows, or of V rows when K is not rotated; NULL when no format rotates */
-	const struct kv_rotation
-		*v_rotation; /* a second one, when both are rotated and their dims differ; else NULL */
+	bool has_k_center;                  /* some layer has one: all have */
+	bool has_head_codecs;               /* some layer has k_heads or v_heads */
+	uint64_t rotation_bytes,
+		codebook_bytes; /* of what the codecs use, each once; k_center with the former */
 	uint64_t fingerprint;
 	const char *canonical_json; /* zero-terminated */
 	uint32_t canonical_json_bytes;
@@ -56,18 +84,51 @@ struct kv_pool_spec {
 };
 
 /*
- * JSON members: name, layers, q_heads, kv_heads, head_dim or k_head_dim and v_head_dim, k, v (format names),
- * block_size, blocks; optional: model, seed, scale, tokens_max, groups. Unknown members are refused.
- * BAD_CONFIG names the member and what was expected; UNSUPPORTED a combination that is not served.
+ * JSON members. Unknown ones are refused, and so is an option that none of the pool's formats takes.
+ *
+ *	name, layers, q_heads, kv_heads, block_size, blocks
+ *	head_dim                    or k_head_dim and v_head_dim
+ *	k, v                        the name of a row format, or an array with one name per layer
+ *	preset                      in place of k and v: a name of core/preset.h
+ *	exact_layers    0           the first and the last n layers are bf16, K and V; not beside an array
+ *	model, scale, tokens_max, groups
+ *	rotation                    rht (default at powers of two), qr (default elsewhere), file
+ *	seed            42          of the rotations
+ *	per_layer       false       every layer has a rotation of its own, of seed + 1000003 * layer
+ *	rotation_matrix             rotation file: an array of head_dim rows of head_dim numbers
+ *	rotation_file               the same as little-endian float32, row-major, and nothing else
+ *	norm_correction false       tqN
+ *	group           32          channels of a group of vN
+ *	recipe_scale    exact       or published: recipes
+ *	recipe                      recipes: an object in the schema of turboquant_kv.json
+ *	recipe_file                 the same as a file
+ *	codebook_files              an array of files in the schema of codebooks/, each in place of a built-in
+ *one k_center                    an array [layers][kv_heads][k_head_dim] of numbers k_center_file a file with
+ *an object {"version": 1, "k_center": that array}
+ *
+ * BAD_CONFIG names the member, the layer where there is one, and what was expected; UNSUPPORTED a combination
+ * that is not served.
+ *
+ * Members that name files are the operator's: they are read through `files`, from the daemon's configuration
+ *and command line only. Whoever passes on a pool from the network passes NULL, and they are refused: a client
+ *must not make the daemon open files. Relative paths are those of the process.
  */
-KV_MUST_CHECK enum kv_status kv_pool_spec_create(
-	const json_t *json, struct kv_pool_spec **out, struct kv_error *err);
+KV_MUST_CHECK enum kv_status kv_pool_spec_create_with(
+	const json_t *json, const struct kv_files *files, struct kv_pool_spec **out, struct kv_error *err);
+static inline KV_MUST_CHECK enum kv_status kv_pool_spec_create(
+	const json_t *json, struct kv_pool_spec **out, struct kv_error *err)
+{
+	return kv_pool_spec_create_with(json, NULL, out, err);
+}
 void kv_pool_spec_destroy(struct kv_pool_spec *spec);
 /*
  * "name=smol,layers=30,..." to the same JSON; BAD_CONFIG names the part that is wrong. json_decref() the
  * result.
  */
 KV_MUST_CHECK enum kv_status kv_pool_spec_parse_short(const char *text, json_t **out, struct kv_error *err);
+
+/* Name of the K or V format, "mixed" where layers differ. */
+const char *kv_pool_spec_format_name(const struct kv_pool_spec *spec, bool is_v);
 
 /*
  * Bytes of all row payload of the pool: what the page tensors take in the row layout of FORMATS 6. False on

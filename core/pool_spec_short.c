@@ -1,6 +1,6 @@
 /*
  * The short form of a pool: name=smol,layers=30,q_heads=9,... Only the way of writing differs: what the
- * values mean is checked where the JSON is read. Lists (groups) have no short form.
+ * values mean is checked where the JSON is read. Lists and objects (groups, k_center, ..) have no short form.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,6 +23,10 @@ static json_t *parse_value(const char *text, enum kv_member_kind kind)
 	errno = 0;
 	if (kind == KV_MEMBER_TEXT)
 		return json_string(text);
+	if (kind == KV_MEMBER_FLAG)
+		return strcmp(text, "true") == 0     ? json_true()
+			: strcmp(text, "false") == 0 ? json_false()
+						     : NULL;
 	if (*text == '\0' || strspn(text, "0123456789+-.eE") != strlen(text))
 		return NULL; /* strtod() would take blanks, hexadecimal and "inf" as well */
 	if (kind == KV_MEMBER_INTEGER) {
@@ -59,6 +63,7 @@ static enum kv_status parse_part(char *part, json_t *json, struct kv_error *err)
 		return refuse(part,
 			member->kind == KV_MEMBER_INTEGER          ? "an integer behind the '='"
 				: member->kind == KV_MEMBER_NUMBER ? "a number behind the '='"
+				: member->kind == KV_MEMBER_FLAG   ? "true or false behind the '='"
 								   : "UTF-8 text behind the '='",
 			err);
 	if (json_object_set_new(json, member->name, value) != 0)

@@ -2,7 +2,6 @@
 
 #include "core/domain_internal.h"
 #include "core/format.h"
-#include "core/rotation.h"
 
 /* Adds n_tokens committed tokens of one layer. */
 static void add_rows(struct kv_memory_report *report, const struct kv_pool_spec *spec, uint32_t layer_idx,
@@ -30,27 +29,6 @@ static void sum_up(struct kv_memory_report *report)
 		report->compression = (double)report->dense_equivalent_bytes / (double)report->stored_bytes;
 }
 
-static const struct kv_row_codec *codec_at(const struct kv_pool_spec *spec, uint32_t i)
-{
-	return i % 2 ? spec->layers[i / 2].v : spec->layers[i / 2].k;
-}
-
-/* Every codec once: layers share them, and nearly always with the first one. */
-static uint64_t codebooks_bytes(const struct kv_pool_spec *spec)
-{
-	uint64_t n_bytes = 0;
-
-	for (uint32_t i = 0; i < 2 * spec->n_layers; i++) {
-		uint32_t first = 0;
-
-		while (codec_at(spec, first) != codec_at(spec, i))
-			first++;
-		if (first == i)
-			n_bytes += codec_at(spec, i)->codebook_bytes;
-	}
-	return n_bytes;
-}
-
 void kv_report_pool(const struct kv_pool *pool, struct kv_memory_report *out)
 {
 	const struct kv_pool_spec *spec = pool->spec;
@@ -72,11 +50,8 @@ void kv_report_pool(const struct kv_pool *pool, struct kv_memory_report *out)
 	KV_ASSERT(used_bytes >= out->stored_bytes);
 	out->workspace_bytes = used_bytes - out->stored_bytes;
 	out->tables_bytes = (uint64_t)pool->tables.n_chunks_used * sizeof(struct kv_table_chunk);
-	out->codebooks_bytes = codebooks_bytes(spec);
-	if (spec->rotation)
-		out->rotation_bytes += kv_rotation_memory_bytes(spec->rotation);
-	if (spec->v_rotation)
-		out->rotation_bytes += kv_rotation_memory_bytes(spec->v_rotation);
+	out->codebooks_bytes = spec->codebook_bytes;
+	out->rotation_bytes = spec->rotation_bytes;
 }
 
 void kv_report_session(const struct kv_session *session, struct kv_memory_report *out)

@@ -16,7 +16,7 @@ struct kv_memory_report {
 	uint64_t stored_bytes;                    /* the sum of the five above */
 	uint64_t dense_equivalent_bytes;          /* what bf16 takes for the same rows */
 	uint64_t tables_bytes;                    /* block-table chunks in use */
-	uint64_t codebooks_bytes, rotation_bytes; /* pool only */
+	uint64_t codebooks_bytes, rotation_bytes; /* pool only; projections and k_center count as rotation */
 	uint64_t workspace_bytes; /* pool only: slack of blocks: block bytes in use - stored_bytes */
 	uint64_t reserved_bytes;  /* free blocks that reservations hold */
 	uint64_t free_bytes;      /* other free blocks */

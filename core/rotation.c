@@ -12,6 +12,7 @@
 #include "core/mt19937.h"
 #include "core/number.h"
 #include "core/rotation_qr.h"
+#include "core/row_kernels.h"
 
 static const char *const kind_names[] = {
 	[KV_ROTATION_NONE] = "none",
@@ -226,29 +227,18 @@ void kv_rotation_destroy(struct kv_rotation *rotation)
 
 /* ---- butterflies ---- */
 
-/* to = signs_after * (factor * H (signs_before * from)): strides ascend, each block is transformed alone. */
+/* to = signs_after * (factor * H (signs_before * from)): each block is transformed alone. */
 static void hadamard_f32(const struct kv_rotation *rotation, const float *signs_before,
 	const float *signs_after, const float *from, float *to)
 {
-	const uint32_t n = rotation->head_dim;
+	const struct kv_row_kernels *kernels = kv_row_kernels();
 
-	for (uint32_t i = 0; i < n; i++)
-		to[i] = signs_before[i] * from[i];
 	for (uint32_t first = 0, power = 9; power-- > 0;) {
-		const uint32_t block = n & 1u << power;
+		const uint32_t block = rotation->head_dim & 1u << power;
 
-		for (uint32_t stride = 1; stride < block; stride *= 2) {
-			for (uint32_t pair = first; pair < first + block; pair += 2 * stride) {
-				for (uint32_t i = pair; i < pair + stride; i++) {
-					const float a = to[i], b = to[i + stride];
-
-					to[i] = a + b;
-					to[i + stride] = a - b;
-				}
-			}
-		}
-		for (uint32_t i = first; i < first + block; i++)
-			to[i] = signs_after[i] * (to[i] * rotation->factors[power]);
+		if (block != 0)
+			kernels->hadamard_f32(block, signs_before + first, signs_after + first,
+				rotation->factors[power], from + first, to + first);
 		first += block;
 	}
 }
@@ -257,25 +247,14 @@ static void hadamard_f32(const struct kv_rotation *rotation, const float *signs_
 static void hadamard_f64(const struct kv_rotation *rotation, const float *signs_before,
 	const float *signs_after, const double *from, double *to)
 {
-	const uint32_t n = rotation->head_dim;
+	const struct kv_row_kernels *kernels = kv_row_kernels();
 
-	for (uint32_t i = 0; i < n; i++)
-		to[i] = (double)signs_before[i] * from[i];
 	for (uint32_t first = 0, power = 9; power-- > 0;) {
-		const uint32_t block = n & 1u << power;
+		const uint32_t block = rotation->head_dim & 1u << power;
 
-		for (uint32_t stride = 1; stride < block; stride *= 2) {
-			for (uint32_t pair = first; pair < first + block; pair += 2 * stride) {
-				for (uint32_t i = pair; i < pair + stride; i++) {
-					const double a = to[i], b = to[i + stride];
-
-					to[i] = a + b;
-					to[i + stride] = a - b;
-				}
-			}
-		}
-		for (uint32_t i = first; i < first + block; i++)
-			to[i] = (double)signs_after[i] * (to[i] * (double)rotation->factors[power]);
+		if (block != 0)
+			kernels->hadamard_f64(block, signs_before + first, signs_after + first,
+				(double)rotation->factors[power], from + first, to + first);
 		first += block;
 	}
 }

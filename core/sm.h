@@ -1,5 +1,6 @@
 /*
- * State machine: the legal edges as data. A move along an undeclared edge is a bug of ours and stops the process.
+ * State machine: the legal edges as data. A move along an undeclared edge is a bug of ours and stops the
+ * process.
  */
 #ifndef CORE_SM_H
 #define CORE_SM_H

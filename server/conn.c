@@ -27,7 +27,7 @@ static const struct kv_sm_state conn_states[] = {
 		KV_SM_BIT(CONN_HEADER) | KV_SM_BIT(CONN_PAYLOAD) | KV_SM_BIT(CONN_DISCARD) |
 			KV_SM_BIT(CONN_LINGER) | KV_SM_BIT(CONN_CLOSING) },
 	[CONN_PAYLOAD] = { "payload",
-		KV_SM_BIT(CONN_HEADER) | KV_SM_BIT(CONN_LINGER) | KV_SM_BIT(CONN_CLOSING) },
+		KV_SM_BIT(CONN_HEADER) | KV_SM_BIT(CONN_DISPATCH) | KV_SM_BIT(CONN_CLOSING) },
 	[CONN_DISCARD] = { "discard", KV_SM_BIT(CONN_HEADER) | KV_SM_BIT(CONN_CLOSING) },
 	[CONN_LINGER] = { "linger", KV_SM_BIT(CONN_CLOSING) },
 	[CONN_CLOSING] = { "closing", KV_SM_BIT(CONN_FREE) },
@@ -243,6 +243,15 @@ static bool step_payload(struct srv_conn *conn)
 	}
 	set_stalled(conn, false);
 	conn->request = NULL;
+	if (!srv_request_is_intact(request, &conn->fault)) {
+		/* Refused like a bad header: from CONN_DISPATCH, which can wait for a reply buffer. */
+		srv_request_free(conn->server, request);
+		conn->server->has_finished = true;
+		conn->has_fault = true;
+		conn->structs_bytes = 0;
+		kv_sm_move(&conn->sm, CONN_DISPATCH);
+		return true;
+	}
 	conn->header_have = 0;
 	kv_sm_move(&conn->sm, CONN_HEADER);
 	srv_request_received(request);
@@ -398,7 +407,8 @@ void srv_conns_retry_waiting(struct srv_server *server)
 static bool is_too_slow(const struct srv_conn *conn)
 {
 	const struct srv_options *options = conn->server->options;
-	const uint64_t elapsed_ms = (conn->server->now_ns - conn->header_ns) / KV_NS_PER_MS;
+	/* From the payload's start: waiting for a request slot is not the peer's fault. */
+	const uint64_t elapsed_ms = (conn->server->now_ns - conn->payload_ns) / KV_NS_PER_MS;
 
 	if (conn->sm.state != CONN_PAYLOAD || options->min_rate_bytes_per_s == 0 ||
 		elapsed_ms < options->io_timeout_ms)
@@ -417,7 +427,9 @@ static void scan_one(struct srv_conn *conn)
 			srv_conn_close(conn, NULL);
 		return;
 	}
-	if (!conn->is_hello_done && now_ns - conn->accepted_ns >= options->hello_timeout_ms * KV_NS_PER_MS) {
+	/* A HELLO that waits for one of our reply buffers was said in time. */
+	if (!conn->is_hello_done && conn->wait == WAIT_NONE &&
+		now_ns - conn->accepted_ns >= options->hello_timeout_ms * KV_NS_PER_MS) {
 		srv_conn_close(conn, "no HELLO within hello_timeout_ms");
 	} else if (conn->stalled_ns &&
 		(now_ns - conn->stalled_ns >= options->io_timeout_ms * KV_NS_PER_MS || is_too_slow(conn))) {

@@ -36,7 +36,7 @@ enum srv_control_kind {
 
 struct srv_pool_row {
 	char name[KV_POOL_NAME_BYTES_MAX + 1];
-	char k_format[32], v_format[32]; /* of layer 0 */
+	char k_format[32], v_format[32]; /* "mixed" where layers differ */
 	uint32_t n_layers, q_heads, kv_heads, k_head_dim, v_head_dim, block_size, n_groups, tokens_max;
 	uint64_t fingerprint, arena_bytes;
 	uint32_t n_sessions, n_sequences;

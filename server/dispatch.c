@@ -50,8 +50,9 @@ bool srv_refuse(
 {
 	uint8_t *room = srv_conn_reply_room(conn, KVP_ERROR_FRAME_BYTES_MAX);
 	/* A header whose checksum is wrong has no request to answer. */
-	const bool is_header_known =
-		!conn->has_fault || (fault->status != KV_BAD_MAGIC && fault->status != KV_BAD_CRC);
+	const bool is_header_known = !conn->has_fault ||
+		(fault->status != KV_BAD_MAGIC &&
+			(fault->status != KV_BAD_CRC || fault->offset != KVP_AT_HEADER_CRC));
 	char text[KVP_DETAIL_BYTES_MAX];
 
 	if (!room)
@@ -180,25 +181,34 @@ static void do_hello(struct srv_conn *conn, enum kv_status status)
 	srv_reply_send(conn, n);
 }
 
-static void do_ping(struct srv_conn *conn)
+/* What every PING does, the echo too: renews the session's lease, or those of all sessions of the connection.
+ * False: refused. */
+static bool renew(struct srv_conn *conn)
 {
 	struct srv_server *server = conn->server;
 	struct kv_session *session = NULL;
-	uint8_t *room = srv_conn_reply_room(conn, KVP_HEADER_BYTES + KVP_BYTES(ping_reply));
 
-	if (!room)
-		return;
 	if (conn->header.session == 0) {
 		kv_session_renew_owner(server->domain, conn->id, server->now_ns);
-	} else {
-		const enum kv_status status = srv_find_session(conn, &session);
-
-		if (status != KV_OK) {
-			srv_refuse_status(conn, status, KVP_AT_SESSION, NULL);
-			return;
-		}
-		kv_session_renew(session, server->now_ns);
+		return true;
 	}
+	const enum kv_status status = srv_find_session(conn, &session);
+
+	if (status != KV_OK) {
+		srv_refuse_status(conn, status, KVP_AT_SESSION, NULL);
+		return false;
+	}
+	kv_session_renew(session, server->now_ns);
+	return true;
+}
+
+static void do_ping(struct srv_conn *conn)
+{
+	struct srv_server *server = conn->server;
+	uint8_t *room = srv_conn_reply_room(conn, KVP_HEADER_BYTES + KVP_BYTES(ping_reply));
+
+	if (!room || !renew(conn))
+		return;
 	const struct kvp_hello_reply hello = hello_reply(server, KVP_PROTO_MAX, 0);
 	const struct kvp_ping_reply reply = {
 		.proto = hello.proto,
@@ -340,10 +350,10 @@ void srv_dispatch(struct srv_conn *conn, const uint8_t *body)
 			do_hello(conn, KV_OK);
 		return;
 	case KVP_OP_PING:
-		if (server->scratch.has_echo)
-			srv_echo_dispatch(conn, body);
-		else
+		if (!server->scratch.has_echo)
 			do_ping(conn);
+		else if (renew(conn))
+			srv_echo_dispatch(conn, body);
 		return;
 	case KVP_OP_CANCEL:
 		do_cancel(conn);

@@ -39,7 +39,7 @@
 #define SRV_TIMER_SCAN_NS    (20 * KV_NS_PER_MS)  /* how late a peer's timeout may be noticed */
 #define SRV_LINGER_NS        (500 * KV_NS_PER_MS) /* after a fatal error frame: time for the peer to read it */
 #define SRV_DEEP_WAITING_MAX 8u
-#define SRV_FEATURES         ((uint64_t)(KVP_FEATURE_ROTATED | KVP_FEATURE_NO_SINKS))
+#define SRV_FEATURES         ((uint64_t)(KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | KVP_FEATURE_NO_SINKS))
 #define SRV_Q_LEN_MAX        1u
 
 /* ---- request slots ---- */
@@ -286,7 +286,9 @@ void srv_op_items(struct srv_conn *conn, struct kv_session *session); /* TRUNCAT
 void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body);
 void srv_read_dispatch(struct srv_conn *conn, const uint8_t *body);
 void srv_echo_dispatch(struct srv_conn *conn, const uint8_t *body);
-/* All of the payload is there. */
+/* All of the payload is there: is its checksum right, if it has one? */
+bool srv_request_is_intact(const struct srv_request *request, struct kvp_fault *fault);
+/* All of the payload is there, and intact. */
 void srv_request_received(struct srv_request *request);
 /* Every item is over: writes the reply and hands it to the connection. */
 void srv_request_finish(struct srv_request *request);

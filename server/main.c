@@ -15,6 +15,7 @@
 
 #include "core/backend_cpu.h"
 #include "core/system_memory.h"
+#include "gpu/backend_cuda.h"
 #include "server/http.h"
 #include "server/io_backends.h"
 #include "server/log.h"
@@ -111,10 +112,20 @@ static enum kv_status choose_io(const struct srv_options *options, struct kv_io 
 static enum kv_status choose_backend(const struct srv_options *options, struct kv_backend **out, char *reason,
 	size_t n_bytes, struct kv_error *err)
 {
-	if (options->backend == SRV_BACKEND_CUDA)
-		return kv_fail(err, KV_UNAVAILABLE, "backend cuda: this build has no CUDA backend");
-	snprintf(reason, n_bytes, "%s",
-		options->backend == SRV_BACKEND_CPU ? "asked for" : "this build has no CUDA backend");
+	struct kv_error absent = { 0 };
+
+	if (options->backend != SRV_BACKEND_CPU) {
+		const enum kv_status status = kvg_backend_cuda_create(0, out, &absent);
+
+		if (status == KV_OK) {
+			snprintf(reason, n_bytes, "%s",
+				options->backend == SRV_BACKEND_AUTO ? "a device is present" : "asked for");
+			return KV_OK;
+		}
+		if (options->backend == SRV_BACKEND_CUDA)
+			return kv_fail(err, status, "backend cuda: %s", absent.msg);
+	}
+	snprintf(reason, n_bytes, "%.150s", options->backend == SRV_BACKEND_CPU ? "asked for" : absent.msg);
 	uint32_t n_threads = options->threads;
 
 	if (n_threads == 0) {
@@ -125,11 +136,16 @@ static enum kv_status choose_backend(const struct srv_options *options, struct k
 	return kv_backend_cpu_create(n_threads, out, err);
 }
 
-/* What the machine, or the container, can still give; 1 GiB where that cannot be read. */
-static uint64_t free_memory_bytes(void)
+/* What the arena's memory can still give: the device's, or the machine's (or container's); 1 GiB where that
+ * is unknown. */
+static uint64_t free_memory_bytes(struct kv_backend *backend)
 {
-	uint64_t n_bytes = 0;
+	uint64_t n_bytes = 0, total_bytes = 0;
 
+	if (strcmp(backend->ops->name, "cuda") == 0) {
+		kvg_backend_cuda_memory(backend, &n_bytes, &total_bytes);
+		return n_bytes;
+	}
 	return kv_system_memory_available(&n_bytes) ? n_bytes : 1ull << 30;
 }
 
@@ -168,8 +184,8 @@ static enum kv_status start(struct parts *parts, struct kv_error *err)
 	if ((status = choose_backend(options, &parts->backend, parts->backend_reason,
 		     sizeof(parts->backend_reason), err)) != KV_OK)
 		return status;
-	if ((status = srv_options_memory_bytes(options, free_memory_bytes(), &seams.arena_bytes, err)) !=
-		KV_OK)
+	if ((status = srv_options_memory_bytes(
+		     options, free_memory_bytes(parts->backend), &seams.arena_bytes, err)) != KV_OK)
 		return status;
 	seams.io = parts->io;
 	seams.backend = parts->backend;
@@ -234,7 +250,8 @@ static void stop(struct parts *parts)
 	if (parts->server)
 		srv_server_answer_waiting(parts->server);
 	srv_http_stop(parts->http);
-	/* The io before the server: until its operations have ended, the kernel may write into request slots. */
+	/* The io before the server: until its operations have ended, the kernel may write into request slots.
+	 */
 	if (parts->io)
 		parts->io->ops->destroy(parts->io);
 	srv_server_destroy(parts->server);

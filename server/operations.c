@@ -12,69 +12,102 @@
 
 /* ---- pools and sessions ---- */
 
-/* The rotation that was asked for; NULL when those rows are not rotated, or something else was asked. */
-static const struct kv_rotation *rotation_of(const struct kv_pool_spec *spec, uint16_t what)
+/* What POOL_INFO tells beside the JSON: rows of `n` float32 each. */
+struct info_rows {
+	const struct kv_rotation *rotation;
+	const float *numbers; /* where there is no rotation */
+	uint32_t n_rows, n;
+};
+
+/* False: the layer has nothing of this kind. */
+static bool find_info_rows(
+	const struct kv_pool_spec *spec, uint16_t what, uint32_t layer_idx, struct info_rows *rows)
 {
-	if (what == KVP_POOL_INFO_ROTATION)
-		return spec->layers[0].k->rotation;
-	return what == KVP_POOL_INFO_V_ROTATION ? spec->layers[0].v->rotation : NULL;
+	const struct kv_layer_spec *layer = &spec->layers[layer_idx];
+
+	*rows = (struct info_rows){ .n_rows = spec->kv_heads, .n = spec->k_head_dim };
+	if (what == KVP_POOL_INFO_K_CENTER) {
+		rows->numbers = layer->k_center;
+		return rows->numbers != NULL;
+	}
+	rows->rotation = what == KVP_POOL_INFO_ROTATION ? layer->k->rotation : layer->v->rotation;
+	if (rows->rotation)
+		rows->n_rows = rows->n = rows->rotation->head_dim;
+	return rows->rotation != NULL;
 }
 
-void srv_op_pool_info(struct srv_conn *conn)
+/* Writes as many rows from row_first on as n_bytes_max (of the reply's body) holds; returns their bytes. */
+static uint32_t write_info_rows(
+	const struct info_rows *rows, uint32_t row_first, uint64_t body_bytes_max, uint8_t *out)
+{
+	const uint32_t first = row_first < rows->n_rows ? row_first : rows->n_rows;
+	const uint32_t row_bytes = rows->n * (uint32_t)sizeof(float);
+	const uint32_t n_rows = kvp_pool_info_rows_fit(row_bytes, rows->n_rows - first, body_bytes_max);
+
+	if (rows->rotation)
+		kv_rotation_matrix(rows->rotation, first, n_rows, (float *)(void *)out);
+	else if (n_rows > 0)
+		memcpy(out, rows->numbers + (size_t)first * rows->n, (size_t)n_rows * row_bytes);
+	return n_rows * row_bytes;
+}
+
+/* The pool that is asked about; NULL: refused. */
+static const struct kv_pool_spec *find_info_spec(struct srv_conn *conn)
 {
 	struct srv_server *server = conn->server;
 	const struct kvp_request *request = &server->scratch;
-	struct kv_pool *pool = request->pool_name.n_bytes
+	const struct kvp_pool_info_req *info = &request->pool_info;
+	const struct kv_pool *pool = request->pool_name.n_bytes
 		? kv_domain_pool_by_name(server->domain, request->pool_name.data, request->pool_name.n_bytes)
-		: kv_domain_pool_at(server->domain, request->pool_info.index);
-	const uint32_t payload_at =
-		KVP_HEADER_BYTES + (uint32_t)kvp_payload_start(KVP_BYTES(pool_info_reply), 0, 0);
-	const uint32_t payload_max = SRV_REPLY_BYTES - payload_at;
+		: kv_domain_pool_at(server->domain, info->index);
 
 	if (!pool) {
 		srv_refuse_status(conn, KV_NOT_FOUND,
 			KVP_HEADER_BYTES +
 				(request->pool_name.n_bytes ? 0u : (uint32_t)KVP_AT(pool_info_req, index)),
 			"no such pool");
+		return NULL;
+	}
+	if (info->what != KVP_POOL_INFO_JSON && info->layer >= pool->spec->n_layers) {
+		struct kvp_fault fault = { 0 };
+
+		(void)kvp_fault_set(&fault, KV_BAD_ARG, KVP_HEADER_BYTES + KVP_AT(pool_info_req, layer),
+			pool->spec->n_layers, info->layer, "layer is not below the pool's n_layers");
+		srv_refuse(conn, &fault, NULL, 0);
+		return NULL;
+	}
+	return pool->spec;
+}
+
+void srv_op_pool_info(struct srv_conn *conn)
+{
+	struct srv_server *server = conn->server;
+	const struct kvp_pool_info_req *info = &server->scratch.pool_info;
+	const uint32_t payload_at =
+		KVP_HEADER_BYTES + (uint32_t)kvp_payload_start(KVP_BYTES(pool_info_reply), 0, 0);
+	const struct kv_pool_spec *spec = find_info_spec(conn);
+	struct info_rows rows = { .n = 0 };
+	uint32_t n_bytes = 0;
+
+	_Static_assert(KV_POOL_JSON_BYTES_MAX <= SRV_REPLY_BYTES - 512, "a reply holds a pool's JSON");
+	if (!spec)
+		return;
+	if (info->what != KVP_POOL_INFO_JSON && !find_info_rows(spec, info->what, info->layer, &rows)) {
+		srv_refuse_status(conn, KV_NOT_FOUND, KVP_HEADER_BYTES + KVP_AT(pool_info_req, what),
+			"the layer has nothing of this kind");
 		return;
 	}
 	uint8_t *room = srv_conn_reply_room(conn, SRV_REPLY_BYTES);
 
 	if (!room)
 		return;
-	const struct kv_pool_spec *spec = pool->spec;
-	const struct kv_rotation *rotation = rotation_of(spec, request->pool_info.what);
-	uint32_t n_bytes = 0;
-
 	memset(room + KVP_HEADER_BYTES, 0, payload_at - KVP_HEADER_BYTES);
-	if (request->pool_info.what == KVP_POOL_INFO_JSON) {
+	if (info->what == KVP_POOL_INFO_JSON) {
 		n_bytes = spec->canonical_json_bytes;
-		if (n_bytes > payload_max) {
-			const struct kvp_fault fault = { .status = KV_TOO_LARGE,
-				.scope = KV_SCOPE_REQUEST,
-				.item = KVP_NO_ITEM,
-				.offset = KVP_AT_OPCODE,
-				.expected = payload_max,
-				.got = n_bytes,
-				.what = "the pool's JSON exceeds a reply" };
-
-			srv_refuse(conn, &fault, NULL, 0);
-			return;
-		}
 		memcpy(room + payload_at, spec->canonical_json, n_bytes);
-	} else if (rotation) {
-		const uint32_t row_bytes = rotation->head_dim * 4;
-		const uint32_t first = request->pool_info.row_first;
-		uint32_t n_rows = kvp_pool_info_rows_fit(row_bytes,
-			rotation->head_dim - (first < rotation->head_dim ? first : rotation->head_dim),
-			SRV_REPLY_BYTES - KVP_HEADER_BYTES);
-
-		kv_rotation_matrix(rotation, first, n_rows, (float *)(void *)(room + payload_at));
-		n_bytes = n_rows * row_bytes;
 	} else {
-		srv_refuse_status(conn, KV_NOT_FOUND, KVP_HEADER_BYTES + KVP_AT(pool_info_req, what),
-			"the pool has nothing of this kind");
-		return;
+		n_bytes = write_info_rows(
+			&rows, info->row_first, SRV_REPLY_BYTES - KVP_HEADER_BYTES, room + payload_at);
 	}
 	const struct kvp_pool_info_reply reply = {
 		.fingerprint = spec->fingerprint,

@@ -251,14 +251,15 @@ static enum kv_status read_file(
 }
 
 /* --check-config: makes every pool specification once, so that nothing but the machine is left to fail. */
-static enum kv_status check_pools_completely(const struct srv_options *options, struct kv_error *err)
+static enum kv_status check_pools_completely(
+	const struct srv_options *options, const struct kv_files *files, struct kv_error *err)
 {
 	size_t idx;
 	json_t *pool;
 
 	json_array_foreach (options->pools, idx, pool) {
 		struct kv_pool_spec *spec = NULL;
-		const enum kv_status status = kv_pool_spec_create(pool, &spec, err);
+		const enum kv_status status = kv_pool_spec_create_with(pool, files, &spec, err);
 
 		if (status != KV_OK) {
 			srv_options_wrap_pool(options, idx, err);
@@ -293,7 +294,7 @@ enum srv_options_outcome srv_options_parse(struct srv_options *options, int argc
 	if (status == KV_OK)
 		status = srv_options_check(options, err);
 	if (status == KV_OK && options->is_check_only)
-		status = check_pools_completely(options, err);
+		status = check_pools_completely(options, files, err);
 	if (status != KV_OK) {
 		srv_options_finish(options);
 		return SRV_OPTIONS_USAGE;

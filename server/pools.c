@@ -58,8 +58,8 @@ enum kv_status srv_pool_create(
 		"pool %s made: layers %u, kv_heads %u, head_dim %u/%u, %s/%s, blocks %u of %u tokens, %llu "
 		"bytes",
 		spec->name, spec->n_layers, spec->kv_heads, spec->k_head_dim, spec->v_head_dim,
-		spec->layers[0].k->format->name, spec->layers[0].v->format->name, spec->n_blocks[0],
-		spec->block_size, (unsigned long long)n_bytes);
+		kv_pool_spec_format_name(spec, false), kv_pool_spec_format_name(spec, true),
+		spec->n_blocks[0], spec->block_size, (unsigned long long)n_bytes);
 	return KV_OK;
 }
 

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "core/number.h"
+#include "core/format.h"
 #include "proto/crc32c.h"
 
 /* ---- starting ---- */
@@ -111,8 +111,13 @@ void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body)
 		srv_refuse_status(conn, KV_DRAINING, KVP_AT_OPCODE, NULL);
 		return;
 	}
-	if (rows->layer_first < geometry.n_layers)
-		geometry.window = session->pool->spec->layers[rows->layer_first].window;
+	if (rows->layer_first < geometry.n_layers) {
+		const struct kv_layer_spec *layer = &session->pool->spec->layers[rows->layer_first];
+
+		geometry.window = layer->window;
+		geometry.has_no_q_basis = !kv_row_codec_has_one_basis(layer->k);
+		geometry.has_no_out_basis = !kv_row_codec_has_one_basis(layer->v);
+	}
 	status = kvp_rows_check_payload(&conn->header, rows, &geometry, &segments, &fault);
 	if (status == KV_OK)
 		status = kvp_rows_reply_layout(
@@ -311,23 +316,21 @@ static void reply_echo(struct srv_request *request)
 	srv_conn_kick_send(conn);
 }
 
+bool srv_request_is_intact(const struct srv_request *request, struct kvp_fault *fault)
+{
+	if (!(request->header.flags & KVP_FLAG_BODY_CRC))
+		return true;
+	const uint32_t crc = kvp_crc32c(0, request->in, (size_t)request->header.body_bytes);
+
+	return kvp_check_body_crc(&request->header, crc, fault) == KV_OK;
+}
+
 void srv_request_received(struct srv_request *request)
 {
 	struct srv_conn *conn = request->conn;
 	struct srv_server *server = conn->server;
 	enum kv_status status = KV_OK;
 
-	if (request->header.flags & KVP_FLAG_BODY_CRC) {
-		struct kvp_fault fault = { 0 };
-		const uint32_t crc = kvp_crc32c(0, request->in, (size_t)request->header.body_bytes);
-
-		if (kvp_check_body_crc(&request->header, crc, &fault) != KV_OK) {
-			srv_request_free(server, request);
-			server->has_finished = true;
-			srv_refuse(conn, &fault, NULL, 0);
-			return;
-		}
-	}
 	if (request->header.opcode == KVP_OP_PING) {
 		reply_echo(request);
 		return;
@@ -416,7 +419,8 @@ static void set_timings(
 	reply->copy_in_us = request->copy_in_us;
 	reply->kernel_us = request->kernel_us;
 	reply->copy_out_us = request->copy_out_us;
-	reply->total_us = (uint32_t)srv_us_since(server->now_ns, request->header_ns);
+	/* A batch may have been computed since this turn began. */
+	reply->total_us = (uint32_t)srv_us_since(kv_clock_now_ns(server->seams.clock), request->header_ns);
 }
 
 static void write_rows_reply(struct srv_server *server, struct srv_request *request)
@@ -501,14 +505,25 @@ static void write_read_reply(struct srv_request *request)
 	finish_header(request, KVP_BYTES(read_reply), layout->body_bytes);
 }
 
+/* What the frame as a whole is answered with: a READ is one item, and what was dropped tells of no items. */
+static enum kv_status frame_status(const struct srv_request *request)
+{
+	if (request->is_cancelled)
+		return KV_CANCELLED;
+	if (request->is_expired)
+		return KV_DEADLINE;
+	return request->header.opcode == KVP_OP_READ ? (enum kv_status)request->items[0].status : KV_OK;
+}
+
 void srv_request_finish(struct srv_request *request)
 {
 	struct srv_server *server = request->server;
 	struct srv_conn *conn = request->conn;
-	const struct kv_item *first = &request->items[0];
+	const enum kv_status status = frame_status(request);
 
 	server->has_finished = true;
-	for (uint32_t i = 0; i < request->n_items; i++)
+	/* A refused frame is counted once, where it is answered, and its items are not. */
+	for (uint32_t i = 0; i < request->n_items && status == KV_OK; i++)
 		count_item(server, request, &request->items[i]);
 	if (request->session) {
 		request->session->n_outstanding--;
@@ -516,16 +531,15 @@ void srv_request_finish(struct srv_request *request)
 		request->session = NULL;
 	}
 	if (!conn) {
+		if (status != KV_OK)
+			srv_reject(server, status);
 		kv_sm_move(&request->sm, REQ_REPLY);
 		srv_request_free(server, request);
 		return;
 	}
-	if (request->is_cancelled || request->is_expired) {
-		reply_error(request, request->is_cancelled ? KV_CANCELLED : KV_DEADLINE, NULL, 0);
-		return;
-	}
-	if (request->header.opcode == KVP_OP_READ && first->status != KV_OK) {
-		reply_error(request, first->status, NULL, first->length);
+	if (status != KV_OK) {
+		reply_error(request, status, NULL,
+			request->header.opcode == KVP_OP_READ ? request->items[0].length : 0);
 		return;
 	}
 	if (request->header.opcode == KVP_OP_READ)

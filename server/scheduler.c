@@ -308,7 +308,8 @@ bool srv_scheduler_has_work(const struct srv_server *server)
 			const struct srv_flight *flight =
 				&lane->flights[(lane->flight_first + f) % SRV_PLANS_PER_LANE];
 
-			if (flight->is_done || !flight->is_submitted)
+			/* One that is done behind another waits for that one's event. */
+			if ((f == 0 && flight->is_done) || !flight->is_submitted)
 				return true;
 		}
 	}

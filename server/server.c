@@ -23,7 +23,7 @@ static enum kv_status make_pools(struct srv_server *server, struct kv_error *err
 	json_array_foreach (server->options->pools, i, json) {
 		struct kv_pool_spec *spec = NULL;
 		struct kv_pool *pool;
-		enum kv_status status = kv_pool_spec_create(json, &spec, err);
+		enum kv_status status = kv_pool_spec_create_with(json, kv_files_system(), &spec, err);
 
 		if (status == KV_OK)
 			status = srv_pool_create(server, spec, &pool, err);
@@ -270,7 +270,9 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 
 	if (expiry_ns != UINT64_MAX)
 		wait_ns = until(now_ns, expiry_ns, wait_ns);
-	wait_ns = until(now_ns, server->probe.next_ns, wait_ns);
+	/* Its end is an event, and a lost device gets none: neither must make us spin. */
+	if (!server->probe.is_running && !server->is_lost)
+		wait_ns = until(now_ns, server->probe.next_ns, wait_ns);
 	if (server->is_draining)
 		wait_ns = until(now_ns, server->drain_end_ns, wait_ns);
 	if (server->backend_fd < 0 && srv_scheduler_in_flight(server) > 0)

@@ -16,8 +16,8 @@ static void fill_pool(const struct kv_pool *pool, struct srv_pool_row *row)
 
 	memset(row, 0, sizeof(*row));
 	snprintf(row->name, sizeof(row->name), "%s", spec->name);
-	snprintf(row->k_format, sizeof(row->k_format), "%s", spec->layers[0].k->format->name);
-	snprintf(row->v_format, sizeof(row->v_format), "%s", spec->layers[0].v->format->name);
+	snprintf(row->k_format, sizeof(row->k_format), "%s", kv_pool_spec_format_name(spec, false));
+	snprintf(row->v_format, sizeof(row->v_format), "%s", kv_pool_spec_format_name(spec, true));
 	row->n_layers = spec->n_layers;
 	row->q_heads = spec->q_heads;
 	row->kv_heads = spec->kv_heads;

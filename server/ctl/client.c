@@ -63,13 +63,14 @@ enum kv_status srv_temp_pool_create(struct srv_temp_pool *pool, struct kv_error 
 enum kv_status srv_temp_pool_delete(struct srv_temp_pool *pool, struct kv_error *err)
 {
 	struct kv_clock *clock = kv_clock_system();
-	const uint64_t end_ns = kv_clock_now_ns(clock) + pool->ctl->timeout_ms * KV_NS_PER_MS;
 	const struct timespec pause = { .tv_nsec = (long)(DELETE_PAUSE_MS * KV_NS_PER_MS) };
 	char path[KV_POOL_NAME_BYTES_MAX + 16];
 	enum kv_status status;
 
 	if (!pool->is_made)
-		return KV_OK;
+		return KV_OK; /* and perhaps never initialised */
+	const uint64_t end_ns = kv_clock_now_ns(clock) + pool->ctl->timeout_ms * KV_NS_PER_MS;
+
 	snprintf(path, sizeof(path), "/v1/pools/%s", pool->name);
 	for (;;) {
 		status = srv_ctl_api(pool->ctl, "DELETE", path, NULL, NULL, err);

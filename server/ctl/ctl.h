@@ -16,7 +16,7 @@
 #include "core/error.h"
 
 #define SRV_ARGS_MAX     20u
-#define SRV_OPERANDS_MAX 1u
+#define SRV_OPERANDS_MAX 2u
 
 /* What a command returns when its command line is wrong: exit code 2. Statuses of the daemon never are this
  * one. */
@@ -104,6 +104,8 @@ void srv_interrupt_catch(void);
 bool srv_interrupt_seen(void);
 
 extern const struct srv_command srv_cmd_ping, srv_cmd_info, srv_cmd_occupancy, srv_cmd_sessions,
-	srv_cmd_replay, srv_cmd_bench_echo, srv_cmd_bench_step, srv_cmd_capture_inspect;
+	srv_cmd_replay, srv_cmd_bench_echo, srv_cmd_bench_step, srv_cmd_capture_inspect, srv_cmd_calibrate,
+	srv_cmd_presets, srv_cmd_codec_info, srv_cmd_codec_encode, srv_cmd_codec_decode,
+	srv_cmd_codec_rotation, srv_cmd_codec_codebook, srv_cmd_codec_compare;
 
 #endif

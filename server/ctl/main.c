@@ -17,6 +17,14 @@ static const struct srv_command *const commands[] = {
 	&srv_cmd_bench_echo,
 	&srv_cmd_bench_step,
 	&srv_cmd_capture_inspect,
+	&srv_cmd_calibrate,
+	&srv_cmd_presets,
+	&srv_cmd_codec_info,
+	&srv_cmd_codec_encode,
+	&srv_cmd_codec_decode,
+	&srv_cmd_codec_rotation,
+	&srv_cmd_codec_codebook,
+	&srv_cmd_codec_compare,
 };
 
 static int fail(const struct srv_ctl *ctl, enum kv_status status, struct kv_error *err)

@@ -82,6 +82,8 @@ static inline void rig_init(struct batch_rig *rig, uint32_t n_threads, const cha
 	ck_assert_msg(kv_pool_spec_create(json, &rig->spec, &err) == KV_OK, "%s", err.msg);
 	json_decref(json);
 	ck_assert_msg(kv_backend_cpu_create(n_threads, &rig->backend, &err) == KV_OK, "%s", err.msg);
+	if (n_threads % 2 == 1) /* so that workers, too, see batches as small as those of the tests */
+		kv_backend_cpu_set_inline_rows(rig->backend, 0);
 	ck_assert_int_eq(rig->backend->ops->pool_check(rig->backend, rig->spec, &n_bytes, NULL), KV_OK);
 	ck_assert_uint_le(n_bytes, BATCH_RIG_ARENA_BYTES);
 	ck_assert_int_eq(rig->backend->ops->arena_create(rig->backend, BATCH_RIG_ARENA_BYTES, NULL), KV_OK);

@@ -39,6 +39,8 @@ void sim_backend_clear(void *backend);
 
 /* Holds batches back until told otherwise: nothing completes. */
 void sim_backend_hold(struct sim_backend *backend, bool is_held);
+/* Before the end: nothing is held, and every question for a finished batch lets a millisecond pass. */
+void sim_backend_hurry(struct sim_backend *backend);
 /* The next items are refused: result_idx counted over all batches from now; negative: none. */
 void sim_backend_refuse_after(struct sim_backend *backend, int64_t countdown);
 void sim_backend_fail_submit_after(struct sim_backend *backend, int64_t countdown, enum kv_status status);

@@ -108,6 +108,11 @@ enum sim_net_end sim_net_end(struct sim_net *net, const struct kv_io_conn *conn)
 	return sim_wire_is_over(&conn->out, net->clock->now_ns) ? SIM_NET_ENDED : SIM_NET_OPEN;
 }
 
+void sim_net_set_deaf(struct kv_io_conn *conn, bool is_deaf)
+{
+	conn->is_deaf = is_deaf;
+}
+
 void sim_net_shutdown(struct sim_net *net, struct kv_io_conn *conn)
 {
 	if (!conn->is_reset)
@@ -137,6 +142,8 @@ static uint64_t conn_next_ns(struct sim_net *net, struct kv_io_conn *conn)
 	uint64_t due_ns = sim_wire_next_ns(&conn->out, now_ns); /* the peer would read it */
 	const uint64_t in_ns = sim_wire_next_ns(&conn->in, now_ns);
 
+	if (!conn->is_deaf && !conn->is_reset && !conn->is_cut && sim_wire_available(&conn->out, now_ns) > 0)
+		return now_ns;
 	if (conn->phase == WAITS)
 		return net->is_listening ? conn->accept_due_ns : UINT64_MAX;
 	if (conn->phase == CLOSED)

@@ -3,9 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/backend.h"
 #include "core/checked.h"
-#include "tests/sim/payload.h"
 
 /* ---- lists ---- */
 
@@ -17,7 +15,7 @@ void sim_model_init(struct sim_model *model, uint32_t sessions_max, uint32_t seq
 	model->sequences_max = sequences_max;
 }
 
-static void free_sequence(struct sim_sequence *sequence)
+void sim_sequence_free(struct sim_sequence *sequence)
 {
 	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++)
 		free(sequence->layers[l].row_ids);
@@ -34,7 +32,7 @@ void sim_model_finish(struct sim_model *model)
 			struct sim_sequence *sequence = session->sequences;
 
 			session->sequences = sequence->next;
-			free_sequence(sequence);
+			sim_sequence_free(sequence);
 		}
 		free(session);
 	}
@@ -64,6 +62,31 @@ struct sim_sequence *sim_model_sequence(const struct sim_session *session, uint6
 	return sequence;
 }
 
+uint32_t sim_sequence_least(const struct sim_sequence *sequence, uint32_t first, uint32_t n, bool is_planned)
+{
+	uint32_t length = UINT32_MAX;
+
+	for (uint32_t l = first; l < first + n; l++) {
+		const struct sim_layer *layer = &sequence->layers[l];
+		const uint32_t this = is_planned ? layer->planned : layer->committed;
+
+		if (this < length)
+			length = this;
+	}
+	return length;
+}
+
+uint32_t sim_sequence_longest(const struct sim_sequence *sequence)
+{
+	uint32_t length = 0;
+
+	for (uint32_t l = 0; sequence && l < SIM_LAYERS_MAX; l++) {
+		if (sequence->layers[l].planned > length)
+			length = sequence->layers[l].planned;
+	}
+	return length;
+}
+
 static struct sim_session *open_session(const struct sim_model *model, uint64_t handle)
 {
 	struct sim_session *session = sim_model_session(model, handle);
@@ -83,6 +106,7 @@ static struct sim_control *add_control(
 	control->opcode = opcode;
 	control->status = status;
 	control->handle = handle;
+	control->seq = ++model->seq;
 	*model->controls_end = control;
 	model->controls_end = &control->next;
 	return control;
@@ -110,270 +134,6 @@ void sim_control_free(struct sim_control *control)
 	free(control);
 }
 
-/* ---- planning ---- */
-
-static uint32_t least(const struct sim_sequence *sequence, uint32_t first, uint32_t n, bool is_planned)
-{
-	uint32_t length = UINT32_MAX;
-
-	for (uint32_t l = first; l < first + n; l++) {
-		const struct sim_layer *layer = &sequence->layers[l];
-		const uint32_t this = is_planned ? layer->planned : layer->committed;
-
-		if (this < length)
-			length = this;
-	}
-	return length;
-}
-
-static uint32_t longest_planned(const struct sim_sequence *sequence)
-{
-	uint32_t length = 0;
-
-	for (uint32_t l = 0; sequence && l < SIM_LAYERS_MAX; l++) {
-		if (sequence->layers[l].planned > length)
-			length = sequence->layers[l].planned;
-	}
-	return length;
-}
-
-static bool is_append(uint8_t kind)
-{
-	return kind == KV_ITEM_APPEND || kind == KV_ITEM_APPEND_DECODE;
-}
-
-/* Blocks that an append up to `length` takes. */
-static uint32_t blocks_needed(
-	const struct sim_session *session, const struct sim_sequence *sequence, uint32_t length)
-{
-	const uint32_t block_size = session->pool->spec->block_size;
-	const uint32_t n_have = kv_div_up_u32(longest_planned(sequence), block_size);
-	const uint32_t n_want = kv_div_up_u32(length, block_size);
-
-	return n_want > n_have ? n_want - n_have : 0;
-}
-
-static enum kv_status check_create(const struct sim_model *model, const struct sim_session *session,
-	struct kv_session *real, const struct kv_item *item)
-{
-	struct kv_domain *domain = real->pool->domain;
-	uint32_t n_objects = 0, n_zombies = 0;
-
-	if (!(item->flags & KV_ITEM_CREATE))
-		return KV_NOT_FOUND;
-	if (session->n_sequences >= session->sequences_max)
-		return KV_LIMIT;
-	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++) {
-		n_objects += kv_domain_pool_at(domain, i)->n_sequences;
-		n_zombies += kv_domain_pool_at(domain, i)->n_zombies;
-	}
-	if (n_objects + n_zombies < model->sequences_max)
-		return KV_OK;
-	return n_zombies > 0 ? KV_BUSY_RETRY : KV_LIMIT;
-}
-
-static struct sim_expected plan_append(const struct sim_model *model, const struct sim_session *session,
-	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
-{
-	const struct sim_sequence *sequence = sim_model_sequence(session, item->sequence_id);
-	const struct kv_block_counts *counts = &real->pool->blocks[0].counts;
-	struct sim_expected expected = { KV_OK, KV_LAYER_NONE,
-		sequence ? least(sequence, layer_first, n_layers, false) : 0 };
-
-	if (!sequence)
-		expected.status = check_create(model, session, real, item);
-	else if ((item->flags & KV_ITEM_CREATE) && longest_planned(sequence) > 0)
-		expected.status = KV_EXISTS;
-	for (uint32_t l = layer_first; l < layer_first + n_layers && expected.status == KV_OK; l++) {
-		const uint32_t planned = sequence ? sequence->layers[l].planned : 0;
-
-		if (item->position != planned)
-			expected = (struct sim_expected){ KV_POSITION, l, planned };
-	}
-	if (expected.status != KV_OK)
-		return expected;
-	const uint64_t length = (uint64_t)item->position + item->n_tokens;
-
-	if (length > session->tokens_max) {
-		expected.status = KV_LEN_LIMIT;
-		return expected;
-	}
-	const uint32_t n_needed = blocks_needed(session, sequence, (uint32_t)length);
-
-	if (n_needed > session->reserve_left &&
-		n_needed - session->reserve_left > counts->n_free - counts->n_reserved)
-		expected.status = KV_POOL_FULL;
-	return expected;
-}
-
-struct sim_expected sim_model_plan(const struct sim_model *model, const struct sim_session *session,
-	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
-{
-	const struct sim_sequence *sequence = sim_model_sequence(session, item->sequence_id);
-	const bool is_all = item->kind == KV_ITEM_DECODE && item->position == KV_LENGTH_PLANNED;
-	const uint64_t end = (uint64_t)item->position + item->n_tokens;
-
-	if (is_append(item->kind))
-		return plan_append(model, session, real, item, layer_first, n_layers);
-	if (!sequence)
-		return (struct sim_expected){ KV_NOT_FOUND, KV_LAYER_NONE, 0 };
-	for (uint32_t l = layer_first; l < layer_first + n_layers && !is_all; l++) {
-		if (end > sequence->layers[l].planned)
-			return (struct sim_expected){ KV_POSITION, l, sequence->layers[l].planned };
-	}
-	return (struct sim_expected){ KV_OK, KV_LAYER_NONE, least(sequence, layer_first, n_layers, false) };
-}
-
-static struct sim_sequence *add_sequence(struct sim_session *session, uint64_t id)
-{
-	struct sim_sequence *sequence = calloc(1, sizeof(*sequence));
-
-	SIM_CHECK(sequence, "no memory for the model");
-	sequence->id = id;
-	sequence->next = session->sequences;
-	session->sequences = sequence;
-	session->n_sequences++;
-	return sequence;
-}
-
-static void put_rows(struct sim_sequence *sequence, const struct sim_request *request,
-	const struct sim_item *item, uint32_t l)
-{
-	struct sim_layer *layer = &sequence->layers[l];
-	const uint32_t length = item->position + item->n_tokens;
-
-	if (length > layer->n_max) {
-		layer->n_max = 2 * length + 16;
-		layer->row_ids = realloc(layer->row_ids, layer->n_max * sizeof(layer->row_ids[0]));
-		SIM_CHECK(layer->row_ids, "no memory for the model");
-	}
-	for (uint32_t t = 0; t < item->n_tokens; t++)
-		layer->row_ids[item->position + t] =
-			sim_row_id(item->row_counter + t, request->k_dtype, request->v_dtype);
-	layer->planned = length;
-}
-
-/* What a decode or READ of the item must see: the rows as they are planned now. */
-static void snapshot(
-	const struct sim_sequence *sequence, const struct sim_request *request, struct sim_item *item)
-{
-	const bool is_read = request->opcode == KVP_OP_READ;
-	const uint32_t first = is_read ? item->position : 0;
-	const uint32_t planned = sequence->layers[request->layer_first].planned;
-
-	if (is_read)
-		item->n_row_ids = item->n_tokens;
-	else if (request->opcode == KVP_OP_DECODE && item->position != KV_LENGTH_PLANNED)
-		item->n_row_ids = item->position;
-	else
-		item->n_row_ids = planned;
-	item->row_ids = malloc((size_t)request->n_layers * item->n_row_ids * sizeof(uint32_t) + 1);
-	SIM_CHECK(item->row_ids, "no memory for the model");
-	for (uint32_t l = 0; l < request->n_layers && item->n_row_ids > 0; l++)
-		memcpy(item->row_ids + (size_t)l * item->n_row_ids,
-			sequence->layers[request->layer_first + l].row_ids + first,
-			item->n_row_ids * sizeof(uint32_t));
-}
-
-void sim_model_planned(
-	struct sim_session *session, const struct sim_request *request, struct sim_item *item, uint64_t now_ns)
-{
-	struct sim_sequence *sequence = sim_model_sequence(session, item->sequence);
-
-	if (item->n_tokens > 0 && request->opcode != KVP_OP_READ) {
-		const uint32_t n_needed =
-			blocks_needed(session, sequence, item->position + item->n_tokens);
-
-		session->reserve_left -= n_needed < session->reserve_left ? n_needed : session->reserve_left;
-		if (!sequence)
-			sequence = add_sequence(session, item->sequence);
-		for (uint32_t l = 0; l < request->n_layers; l++)
-			put_rows(sequence, request, item, request->layer_first + l);
-		if (item->flags & KVP_ITEM_EVICTABLE)
-			sequence->is_evictable = true;
-	}
-	if (request->opcode != KVP_OP_APPEND)
-		snapshot(sequence, request, item);
-	item->planned_on = sequence;
-	item->epoch = sequence->epoch;
-	sequence->n_pending++;
-	session->n_pending++;
-	session->life_ns = now_ns;
-}
-
-/* ---- finishing ---- */
-
-static void commit(struct sim_sequence *sequence, const struct sim_request *request, const struct sim_item *item)
-{
-	for (uint32_t l = request->layer_first; l < request->layer_first + request->n_layers; l++) {
-		struct sim_layer *layer = &sequence->layers[l];
-
-		SIM_CHECK(layer->committed == item->position,
-			"request %llu commits at %u, its sequence %llu has %u rows on layer %u",
-			(unsigned long long)request->id, item->position, (unsigned long long)item->sequence,
-			layer->committed, l);
-		layer->committed += item->n_tokens;
-	}
-}
-
-static void fall_back(struct sim_sequence *sequence)
-{
-	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++)
-		sequence->layers[l].planned = sequence->layers[l].committed;
-	sequence->epoch++;
-}
-
-static void count(struct sim_session *session, const struct sim_request *request, const struct sim_item *item)
-{
-	const uint64_t n_rows = (uint64_t)item->n_tokens * request->n_layers;
-
-	session->n_queries += item->q_len;
-	if (request->opcode == KVP_OP_READ)
-		session->n_rows_out += n_rows;
-	else
-		session->n_rows_in += n_rows;
-}
-
-void sim_model_finished(struct sim_model *model, struct sim_request *request, struct sim_item *item,
-	enum kv_status was_status, const struct kv_result *was_result, uint64_t now_ns)
-{
-	struct sim_sequence *sequence = item->planned_on;
-	struct sim_session *session = sim_model_session(model, request->session);
-	const bool is_stale = item->epoch != sequence->epoch;
-	const bool is_decided =
-		was_status == KV_CANCELLED || was_status == KV_DEADLINE || was_status == KV_DEVICE_LOST;
-	struct kv_result expected = *was_result;
-	uint32_t length;
-
-	if (is_stale) {
-		expected = (struct kv_result){ is_decided ? (uint16_t)was_status : KV_POSITION, KV_LAYER_NONE,
-			KV_ROW_NONE };
-		length = least(sequence, request->layer_first, request->n_layers, true);
-	} else {
-		SIM_CHECK(was_status != KV_OK || item->n_completed == 1,
-			"request %llu is OK without having been worked on", (unsigned long long)request->id);
-		if (was_status == KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
-			commit(sequence, request, item);
-		else if (was_status != KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
-			fall_back(sequence);
-		if (was_status == KV_OK && !sequence->is_orphan)
-			count(session, request, item);
-		length = least(sequence, request->layer_first, request->n_layers, false);
-	}
-	SIM_CHECK(item->outcome.status == expected.status && item->outcome.length == length &&
-			item->outcome.layer == expected.layer && item->outcome.row == expected.row,
-		"request %llu ends with %s, length %u, layer %u, row %u; expected %s, %u, %u, %u",
-		(unsigned long long)request->id, kv_status_name(item->outcome.status), item->outcome.length,
-		item->outcome.layer, item->outcome.row, kv_status_name(expected.status), length,
-		expected.layer, expected.row);
-	item->planned_on = NULL;
-	sequence->n_pending--;
-	session->n_pending--;
-	session->life_ns = now_ns;
-	if (sequence->is_orphan && sequence->n_pending == 0)
-		free_sequence(sequence);
-}
-
 /* ---- sessions ---- */
 
 static struct sim_session *named(const struct sim_model *model, const char *name, size_t n, uint64_t tenant)
@@ -387,18 +147,17 @@ static struct sim_session *named(const struct sim_model *model, const char *name
 	return session;
 }
 
-struct sim_expected sim_model_open(
-	const struct sim_model *model, const struct kv_open_params *params, uint32_t n_closing)
+struct sim_expected sim_model_open(const struct sim_model *model, const struct kv_open_params *params)
 {
 	const struct kv_block_counts *counts = &params->pool->blocks[0].counts;
-	struct sim_expected expected = { KV_OK, 0, 0 };
+	struct sim_expected expected = { KV_OK, 0, 0, 0 };
 
 	if (params->name_bytes > 0 && named(model, params->name, params->name_bytes, params->tenant))
 		expected.status = KV_EXISTS;
 	else if (params->reserve_blocks > params->pool->spec->n_blocks[0])
 		expected.status = KV_LIMIT;
-	else if (model->n_open + n_closing >= model->sessions_max)
-		expected.status = n_closing > 0 ? KV_BUSY_RETRY : KV_LIMIT;
+	else if (model->n_open >= model->sessions_max)
+		expected.status = KV_LIMIT; /* closed sessions of the simulation are small: gone at once */
 	else if (params->reserve_blocks > counts->n_free - counts->n_reserved)
 		expected.status = KV_POOL_FULL;
 	return expected;
@@ -455,7 +214,7 @@ static void orphan_sequence(struct sim_session *session, struct sim_sequence **l
 	session->n_sequences--;
 	sequence->is_orphan = true;
 	if (sequence->n_pending == 0)
-		free_sequence(sequence);
+		sim_sequence_free(sequence);
 }
 
 void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired, uint64_t now_ns)
@@ -509,7 +268,7 @@ void sim_model_truncated(
 			sequence->layers[l].committed = length;
 		sequence->layers[l].planned = sequence->layers[l].committed;
 	}
-	control->length = least(sequence, 0, session->pool->spec->n_layers, false);
+	control->length = sim_sequence_least(sequence, 0, session->pool->spec->n_layers, false);
 }
 
 void sim_model_freed(struct sim_model *model, uint64_t handle, uint64_t sequence_id, enum kv_status status)
@@ -533,9 +292,9 @@ static void tell_row(
 	const struct kv_pool_spec *spec = session->pool->spec;
 
 	row->sequence = sequence->id;
-	row->length_min = least(sequence, 0, spec->n_layers, false);
+	row->length_min = sim_sequence_least(sequence, 0, spec->n_layers, false);
 	row->is_evictable = sequence->is_evictable;
-	row->n_blocks = kv_div_up_u32(longest_planned(sequence), spec->block_size);
+	row->n_blocks = kv_div_up_u32(sim_sequence_longest(sequence), spec->block_size);
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		row->lengths[l] = sequence->layers[l].committed;
 		if (row->lengths[l] > row->length_max)

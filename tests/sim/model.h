@@ -55,6 +55,7 @@ struct sim_control {
 	uint64_t owner_id;
 	uint16_t opcode;
 	enum kv_status status;
+	uint64_t seq; /* when: among all planned items and control operations */
 	uint64_t handle, sequence, next_sequence;
 	uint32_t length, n_total;
 	uint32_t n_rows;
@@ -66,6 +67,7 @@ struct sim_model {
 	struct sim_control *controls, **controls_end;
 	uint32_t sessions_max, sequences_max; /* the daemon's bounds */
 	uint32_t n_open;
+	uint64_t seq; /* counts planned requests and control operations */
 };
 
 void sim_model_init(struct sim_model *model, uint32_t sessions_max, uint32_t sequences_max);
@@ -73,6 +75,10 @@ void sim_model_finish(struct sim_model *model);
 /* NULL: no such handle was ever given out. */
 struct sim_session *sim_model_session(const struct sim_model *model, uint64_t handle);
 struct sim_sequence *sim_model_sequence(const struct sim_session *session, uint64_t id);
+/* Least planned or committed length over n layers; greatest planned length (NULL: 0). */
+uint32_t sim_sequence_least(const struct sim_sequence *sequence, uint32_t first, uint32_t n, bool is_planned);
+uint32_t sim_sequence_longest(const struct sim_sequence *sequence);
+void sim_sequence_free(struct sim_sequence *sequence);
 /* Takes the oldest control operation of the connection off the list, or NULL; sim_control_free() it. */
 struct sim_control *sim_model_take_control(struct sim_model *model, uint64_t owner_id, uint16_t opcode);
 void sim_control_free(struct sim_control *control);
@@ -83,18 +89,18 @@ void sim_control_free(struct sim_control *control);
 struct sim_expected {
 	enum kv_status status;
 	uint32_t layer, length;
+	uint32_t n_blocks; /* that it takes */
 };
 struct sim_expected sim_model_plan(const struct sim_model *model, const struct sim_session *session,
 	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers);
-/* It said OK. */
+/* It said OK, and took n_blocks. */
 void sim_model_planned(struct sim_session *session, const struct sim_request *request, struct sim_item *item,
-	uint64_t now_ns);
+	uint32_t n_blocks, uint64_t now_ns);
 /* kv_item_finish() is over; was_status: what the server had found before. */
 void sim_model_finished(struct sim_model *model, struct sim_request *request, struct sim_item *item,
 	enum kv_status was_status, const struct kv_result *was_result, uint64_t now_ns);
 
-struct sim_expected sim_model_open(
-	const struct sim_model *model, const struct kv_open_params *params, uint32_t n_closing);
+struct sim_expected sim_model_open(const struct sim_model *model, const struct kv_open_params *params);
 void sim_model_opened(struct sim_model *model, const struct kv_open_params *params, enum kv_status status,
 	const struct kv_session *real, uint64_t now_ns);
 void sim_model_attached(struct sim_model *model, const char *name, uint32_t name_bytes, uint64_t tenant,

@@ -72,6 +72,7 @@ enum kv_status sim_flaw_status(enum sim_flaw flaw)
 		[SIM_FLAW_ITEM_BYTES] = KV_BAD_FRAME,
 		[SIM_FLAW_RESPONSE] = KV_BAD_FRAME,
 		[SIM_FLAW_BODY_CRC] = KV_BAD_CRC,
+		[SIM_FLAW_EARLY] = KV_BAD_STATE,
 		[SIM_FLAW_OPCODE] = KV_UNSUPPORTED,
 		[SIM_FLAW_FLAG] = KV_UNSUPPORTED,
 		[SIM_FLAW_HANDLE_0] = KV_BAD_ARG,
@@ -83,8 +84,8 @@ enum kv_status sim_flaw_status(enum sim_flaw flaw)
 		[SIM_FLAW_TOTAL] = KV_BAD_ARG,
 		[SIM_FLAW_DUPLICATE] = KV_BAD_ARG,
 		[SIM_FLAW_FINGERPRINT] = KV_FORMAT_MISMATCH,
-		[SIM_FLAW_WINDOW] = KV_UNSUPPORTED,
-		[SIM_FLAW_PACKED] = KV_UNSUPPORTED,
+		[SIM_FLAW_ROWS_FLAG] = KV_UNSUPPORTED,
+		[SIM_FLAW_DTYPE] = KV_UNSUPPORTED,
 	};
 
 	return statuses[flaw];
@@ -207,12 +208,12 @@ static void put_rows_op(const struct sim_request *request, const struct layout *
 		rows.n_q_total += 1;
 	else if (request->flaw == SIM_FLAW_FINGERPRINT)
 		rows.fingerprint = ~request->spec->fingerprint;
-	else if (request->flaw == SIM_FLAW_WINDOW)
-		rows.window = 5;
-	else if (request->flaw == SIM_FLAW_PACKED && rows.k_dtype)
-		rows.k_dtype = KVP_DTYPE_PACKED;
-	else if (request->flaw == SIM_FLAW_PACKED)
-		rows.window = 5;
+	else if (request->flaw == SIM_FLAW_ROWS_FLAG)
+		rows.flags |= 1u << 20;
+	else if (request->flaw == SIM_FLAW_DTYPE && rows.k_dtype)
+		rows.k_dtype = 9;
+	else if (request->flaw == SIM_FLAW_DTYPE)
+		rows.q_dtype = 9;
 	if (request->flaw == SIM_FLAW_OFFSET && rows.k_off != KVP_ABSENT)
 		rows.k_off = 32;
 	else if (request->flaw == SIM_FLAW_OFFSET)

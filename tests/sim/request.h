@@ -24,6 +24,7 @@ enum sim_flaw {
 	SIM_FLAW_ITEM_BYTES,
 	SIM_FLAW_RESPONSE,
 	SIM_FLAW_BODY_CRC, /* row operations only: found when the payload is complete */
+	SIM_FLAW_EARLY,    /* before HELLO */
 	SIM_FLAW_KEEPS,
 	SIM_FLAW_OPCODE,
 	SIM_FLAW_FLAG,
@@ -36,8 +37,8 @@ enum sim_flaw {
 	SIM_FLAW_TOTAL,
 	SIM_FLAW_DUPLICATE,
 	SIM_FLAW_FINGERPRINT,
-	SIM_FLAW_WINDOW,
-	SIM_FLAW_PACKED,
+	SIM_FLAW_ROWS_FLAG,
+	SIM_FLAW_DTYPE,
 	SIM_N_FLAWS
 };
 enum kv_status sim_flaw_status(enum sim_flaw flaw);
@@ -70,7 +71,9 @@ struct sim_request {
 	uint64_t session;
 	uint32_t deadline_us;
 	const struct kv_pool_spec *spec; /* the session's pool; NULL where there is none */
+	uint64_t order; /* in which requests were sent */
 	uint64_t sent_ns, planned_ns;
+	uint64_t planned_seq; /* struct sim_model.seq; 0: never planned */
 	bool is_replied, is_lost; /* lost: its connection is gone */
 	uint32_t n_cancels;       /* CANCELs sent for it */
 	bool is_dropped;          /* one of them was answered DROPPED */

@@ -144,7 +144,7 @@ START_TEST(test_backend_cpu_dtypes_and_bases)
 	turned = seq_decode(&rig, &seq, 1, 1, 40);
 	turned->flags = KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED;
 	for (uint32_t h = 0; h < n_queries; h++)
-		kv_rotation_forward(rig.spec->rotation, (const float *)(const void *)plain->q + h * dim,
+		kv_rotation_forward(rig.spec->layers[0].k->rotation, (const float *)(const void *)plain->q + h * dim,
 			(float *)(uintptr_t)turned->q + h * dim);
 	rig_run(&rig);
 	seq_check(&rig, &seq, narrow[0], 1e-3); /* float16 has 11 bits */
@@ -153,7 +153,7 @@ START_TEST(test_backend_cpu_dtypes_and_bases)
 	for (uint32_t h = 0; h < n_queries; h++) {
 		float *out = (float *)(void *)turned->out + h * dim;
 
-		kv_rotation_backward(rig.spec->rotation, out, out);
+		kv_rotation_backward(rig.spec->layers[0].k->rotation, out, out);
 		for (uint32_t i = 0; i < dim; i++)
 			ck_assert_float_le(fabsf(out[i] - ((float *)(void *)plain->out)[h * dim + i]), 2e-5f);
 		ck_assert_float_le(fabsf(turned->lse[h] - plain->lse[h]), 2e-5f);

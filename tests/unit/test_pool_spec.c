@@ -45,9 +45,9 @@ START_TEST(test_pool_spec_short_form_gives_the_pool)
 		ck_assert_uint_eq(spec->layers[l].window, 0);
 		ck_assert_float_eq(spec->layers[l].scale, 0.125f);
 	}
-	ck_assert_uint_eq(spec->rotation->seed, 42);
-	ck_assert_uint_eq(spec->rotation->head_dim, 64);
-	ck_assert_ptr_null(spec->v_rotation);
+	ck_assert_uint_eq(spec->layers[0].k->rotation->seed, 42);
+	ck_assert_uint_eq(spec->layers[0].k->rotation->head_dim, 64);
+	ck_assert(!spec->has_k_center && !spec->has_head_codecs);
 	/* 64 channels of 4 bits and a float32 norm: 36 bytes; K and V, 3 heads, 30 layers */
 	ck_assert_uint_eq(spec->token_bytes[0], 30 * 3 * 2 * 36);
 	ck_assert(kv_pool_spec_page_bytes(spec, &n_bytes));
@@ -67,11 +67,11 @@ START_TEST(test_pool_spec_options_are_taken)
 
 	ck_assert_uint_eq(spec->k_head_dim, 128);
 	ck_assert_uint_eq(spec->v_head_dim, 64);
-	ck_assert_uint_eq(spec->rotation->head_dim, 128);
-	ck_assert_uint_eq(spec->v_rotation->head_dim, 64);
-	ck_assert_uint_eq(spec->v_rotation->seed, 7);
-	ck_assert_ptr_eq(spec->layers[2].k->rotation, spec->rotation);
-	ck_assert_ptr_eq(spec->layers[2].v->rotation, spec->v_rotation);
+	ck_assert_uint_eq(spec->layers[0].k->rotation->head_dim, 128);
+	ck_assert_uint_eq(spec->layers[0].v->rotation->head_dim, 64);
+	ck_assert_uint_eq(spec->layers[0].v->rotation->seed, 7);
+	ck_assert_ptr_eq(spec->layers[2].k, spec->layers[0].k);
+	ck_assert_ptr_eq(spec->layers[2].v, spec->layers[0].v);
 	ck_assert_float_eq(spec->layers[3].scale, 0.5f);
 	ck_assert_uint_eq(spec->tokens_max, 100);
 	/* groups are numbered by their first layers */
@@ -87,8 +87,7 @@ START_TEST(test_pool_spec_options_are_taken)
 	spec = kv_test_spec("name=x,layers=1,q_heads=1,kv_heads=1,k_head_dim=48,v_head_dim=128,k=f32,v=tq4,"
 			    "block_size=32,blocks=1",
 		NULL);
-	ck_assert_uint_eq(spec->rotation->head_dim, 128);
-	ck_assert_ptr_null(spec->v_rotation);
+	ck_assert_uint_eq(spec->layers[0].v->rotation->head_dim, 128);
 	ck_assert_ptr_null(spec->layers[0].k->rotation);
 	ck_assert_float_eq(spec->layers[0].scale, (float)(1.0 / sqrt(48.0)));
 	kv_pool_spec_destroy(spec);
@@ -97,7 +96,8 @@ START_TEST(test_pool_spec_options_are_taken)
 	spec = kv_test_spec("name=x,layers=1,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,"
 			    "block_size=16,blocks=1073741824",
 		NULL);
-	ck_assert_ptr_null(spec->rotation);
+	ck_assert_ptr_null(spec->layers[0].v->rotation);
+	ck_assert_uint_eq(spec->rotation_bytes, 0);
 	ck_assert_uint_eq(spec->tokens_max, UINT32_MAX - 1);
 	kv_pool_spec_destroy(spec);
 }

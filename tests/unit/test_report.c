@@ -1,5 +1,7 @@
 #include "core/report.h"
 
+#include "core/format.h"
+
 #include "tests/lib/kv_core_test.h"
 
 /*
@@ -197,6 +199,82 @@ START_TEST(test_report_counts_constants_once)
 }
 END_TEST
 
+/*
+ * Layers of every family: bytes of a token by hand from the layouts of FORMATS 5, per layer, and what 16 bits
+ * would take for the same.
+ */
+START_TEST(test_report_counts_every_format)
+{
+	/* head_dim 64, one KV head; K and V of a layer have the same format */
+	static const struct {
+		const char *format;
+		uint32_t payload, norms, scales, zeros, exact;
+	} layers[] = {
+		{ "f32", 0, 0, 0, 0, 256 }, { "f16", 0, 0, 0, 0, 128 }, { "bf16", 0, 0, 0, 0, 128 },
+		{ "fp8", 64, 0, 4, 0, 0 }, { "tq1", 8, 4, 0, 0, 0 }, { "tq5", 40, 4, 0, 0, 0 },
+		{ "tq8", 64, 4, 0, 0, 0 }, { "tqp2", 16, 8, 0, 0, 0 }, { "tqp5", 40, 8, 0, 0, 0 },
+		{ "v3", 24, 0, 4, 4, 0 }, /* two groups of 32, float16 each */
+		{ "v8", 64, 0, 4, 4, 0 },
+		{ "turboquant25", 18, 8, 0, 0, 0 }, /* 16 channels of 2 + 1 bits, 48 of 1 + 1 */
+		{ "turboquant35", 28, 8, 0, 0, 0 }, /* 32 of 3 + 1 and of 2 + 1 */
+	};
+	static const uint32_t n_tokens = 3;
+	char names[512] = "[";
+	struct kv_test_domain test;
+	struct kv_memory_report report;
+	json_t *json = NULL;
+	struct kv_pool_spec *spec = NULL;
+	uint64_t sums[5] = { 0 };
+	const uint32_t n_layers = (uint32_t)KV_LENGTH(layers);
+
+	for (uint32_t l = 0; l < n_layers; l++)
+		snprintf(names + strlen(names), 32, "%s\"%s\"", l ? "," : "", layers[l].format);
+	strcat(names, "]");
+	kv_assert_ok(kv_pool_spec_parse_short(
+		"name=p,layers=13,q_heads=1,kv_heads=1,head_dim=64,block_size=16,blocks=4", &json, NULL));
+	json_object_set_new(json, "k", json_loads(names, 0, NULL));
+	json_object_set_new(json, "v", json_loads(names, 0, NULL));
+	kv_assert_ok(kv_pool_spec_create(json, &spec, NULL));
+	json_decref(json);
+	test.source = (struct kv_test_source){ { &kv_test_source_ops }, 1 };
+	kv_assert_ok(kv_domain_create(&limits, &test.source.base, &test.domain, NULL));
+	kv_assert_ok(kv_domain_pool_add(test.domain, spec, NULL, 0, 0, &test.pool, NULL));
+	struct kv_session *session = kv_test_open(&test);
+
+	/* Some tokens on all layers, then two more on one layer after the other: its part is told apart. */
+	append(session, 7, 0, n_tokens, 0, n_layers, true);
+	for (uint32_t l = 0; l < n_layers; l++) {
+		const uint64_t parts[5] = { layers[l].payload, layers[l].norms, layers[l].scales,
+			layers[l].zeros, layers[l].exact };
+		struct kv_memory_report before;
+		uint64_t row_bytes = 0;
+
+		kv_report_pool(test.pool, &before);
+		append(session, 7, n_tokens, 2, l, 1, true);
+		kv_report_pool(test.pool, &report);
+		ck_assert_uint_eq(report.payload_bytes - before.payload_bytes, 4 * parts[0]);
+		ck_assert_uint_eq(report.norms_bytes - before.norms_bytes, 4 * parts[1]);
+		ck_assert_uint_eq(report.scales_bytes - before.scales_bytes, 4 * parts[2]);
+		ck_assert_uint_eq(report.zeros_bytes - before.zeros_bytes, 4 * parts[3]);
+		ck_assert_uint_eq(report.exact_bytes - before.exact_bytes, 4 * parts[4]);
+		ck_assert_uint_eq(report.dense_equivalent_bytes - before.dense_equivalent_bytes, 4 * 128);
+		for (int i = 0; i < 5; i++) {
+			row_bytes += parts[i];
+			sums[i] += 2 * (n_tokens + 2) * parts[i];
+		}
+		ck_assert_uint_eq(row_bytes, spec->layers[l].k->row_bytes);
+	}
+	ck_assert_uint_eq(report.payload_bytes, sums[0]);
+	ck_assert_uint_eq(report.norms_bytes, sums[1]);
+	ck_assert_uint_eq(report.scales_bytes, sums[2]);
+	ck_assert_uint_eq(report.zeros_bytes, sums[3]);
+	ck_assert_uint_eq(report.exact_bytes, sums[4]);
+	ck_assert_uint_eq(report.stored_bytes, sums[0] + sums[1] + sums[2] + sums[3] + sums[4]);
+	ck_assert_uint_eq(report.dense_equivalent_bytes, 2 * 128 * (n_tokens + 2) * n_layers);
+	kv_test_domain_finish(&test);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("report");
@@ -207,6 +285,7 @@ int main(void)
 	tcase_add_test(tcase, test_report_uncommitted_and_buried_rows_are_workspace);
 	tcase_add_test(tcase, test_report_tells_reserved_from_free);
 	tcase_add_test(tcase, test_report_counts_constants_once);
+	tcase_add_test(tcase, test_report_counts_every_format);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
 }

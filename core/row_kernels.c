@@ -1,0 +1,363 @@
+/*
+ * One set of row kernels; which one is decided by KV_ROW_KERNELS_SET and the flags beside it in meson.build.
+ *
+ * Loops work on vectors of the compiler's vector extension, so there is one source for all sets. Vectors
+ * change which results are computed side by side, never the operations of one result.
+ */
+#include "core/row_kernels.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/row_kernels_sets.h"
+#include "core/row_kernels_vector.h"
+
+/* ---- expansion ---- */
+
+static void expand_values(const float *values, uint32_t n, const struct kv_row_scale *scale, double *out)
+{
+	const double factor = scale->scale, zero = scale->zero, outer = scale->outer;
+
+	for (uint32_t i = 0; i < n; i++)
+		out[i] = ((double)values[i] * factor + zero) * outer;
+}
+
+/* ---- scores ---- */
+
+/* n_queries and n_rows are constants wherever this is called. */
+INLINE void score_block(const struct kv_row_tile *tile, uint32_t row_first, const uint32_t n_rows,
+	const double *q, size_t q_stride, const uint32_t n_queries, double *products, size_t products_stride)
+{
+	const double *rows = tile->rows + (size_t)row_first * tile->row_stride;
+	f64_vector sums[QUERIES_AT_ONCE][SCORE_ROWS][PARTS];
+
+	UNROLL
+	for (uint32_t a = 0; a < n_queries; a++) {
+		UNROLL
+		for (uint32_t r = 0; r < n_rows; r++) {
+			UNROLL
+			for (uint32_t p = 0; p < PARTS; p++)
+				sums[a][r][p] = (f64_vector){ 0 };
+		}
+	}
+	for (uint32_t i = 0; i < tile->n; i += SUMS) {
+		UNROLL
+		for (uint32_t p = 0; p < PARTS; p++) {
+			const size_t at = i + (size_t)p * LANES;
+
+			UNROLL
+			for (uint32_t a = 0; a < n_queries; a++) {
+				const f64_vector query = load_f64(q + a * q_stride + at);
+
+				UNROLL
+				for (uint32_t r = 0; r < n_rows; r++)
+					sums[a][r][p] +=
+						query * load_f64(rows + (size_t)r * tile->row_stride + at);
+			}
+		}
+	}
+	UNROLL
+	for (uint32_t a = 0; a < n_queries; a++) {
+		UNROLL
+		for (uint32_t r = 0; r < n_rows; r++)
+			products[a * products_stride + row_first + r] = add_sums(sums[a][r]);
+	}
+}
+
+INLINE void score_queries(const struct kv_row_tile *tile, const double *q, size_t q_stride,
+	const uint32_t n_queries, double *products, size_t products_stride)
+{
+	uint32_t row = 0;
+
+	for (; row + SCORE_ROWS <= tile->n_rows; row += SCORE_ROWS)
+		score_block(tile, row, SCORE_ROWS, q, q_stride, n_queries, products, products_stride);
+	for (; row < tile->n_rows; row++)
+		score_block(tile, row, 1, q, q_stride, n_queries, products, products_stride);
+}
+
+static void score(const struct kv_row_tile *tile, const double *q, uint32_t q_stride, uint32_t n_queries,
+	double *products, uint32_t products_stride)
+{
+	KV_ASSERT(tile->n % KV_ROW_KERNELS_STEP == 0);
+	while (n_queries >= QUERIES_AT_ONCE) {
+		score_queries(tile, q, q_stride, QUERIES_AT_ONCE, products, products_stride);
+		q += (size_t)QUERIES_AT_ONCE * q_stride;
+		products += (size_t)QUERIES_AT_ONCE * products_stride;
+		n_queries -= QUERIES_AT_ONCE;
+	}
+#if defined(__AVX512F__)
+	if (n_queries == 3)
+		score_queries(tile, q, q_stride, 3, products, products_stride);
+	else if (n_queries == 2)
+		score_queries(tile, q, q_stride, 2, products, products_stride);
+#endif
+	if (n_queries == 1)
+		score_queries(tile, q, q_stride, 1, products, products_stride);
+}
+
+/* ---- weighted sums ---- */
+
+/* n_queries is a constant wherever this is called. */
+INLINE void accumulate_queries(const struct kv_row_tile *tile, const double *weights, size_t weights_stride,
+	const uint32_t n_queries, double *acc, size_t acc_stride)
+{
+	for (uint32_t i = 0; i < tile->n; i += COLUMNS) {
+		f64_vector sums[QUERIES_AT_ONCE][COLUMNS / LANES];
+
+		UNROLL
+		for (uint32_t a = 0; a < n_queries; a++) {
+			UNROLL
+			for (uint32_t p = 0; p < COLUMNS / LANES; p++)
+				sums[a][p] = load_f64(acc + a * acc_stride + i + (size_t)p * LANES);
+		}
+		for (uint32_t r = 0; r < tile->n_rows; r++) {
+			const double *row = tile->rows + (size_t)r * tile->row_stride + i;
+
+			UNROLL
+			for (uint32_t p = 0; p < COLUMNS / LANES; p++) {
+				const f64_vector part = load_f64(row + (size_t)p * LANES);
+
+				UNROLL
+				for (uint32_t a = 0; a < n_queries; a++)
+					sums[a][p] += weights[a * weights_stride + r] * part;
+			}
+		}
+		UNROLL
+		for (uint32_t a = 0; a < n_queries; a++) {
+			UNROLL
+			for (uint32_t p = 0; p < COLUMNS / LANES; p++)
+				store_f64(sums[a][p], acc + a * acc_stride + i + (size_t)p * LANES);
+		}
+	}
+}
+
+static void accumulate(const struct kv_row_tile *tile, const double *weights, uint32_t weights_stride,
+	uint32_t n_queries, double *acc, uint32_t acc_stride)
+{
+	KV_ASSERT(tile->n % KV_ROW_KERNELS_STEP == 0);
+	while (n_queries >= QUERIES_AT_ONCE) {
+		accumulate_queries(tile, weights, weights_stride, QUERIES_AT_ONCE, acc, acc_stride);
+		weights += (size_t)QUERIES_AT_ONCE * weights_stride;
+		acc += (size_t)QUERIES_AT_ONCE * acc_stride;
+		n_queries -= QUERIES_AT_ONCE;
+	}
+#if defined(__AVX512F__)
+	if (n_queries == 3)
+		accumulate_queries(tile, weights, weights_stride, 3, acc, acc_stride);
+	else if (n_queries == 2)
+		accumulate_queries(tile, weights, weights_stride, 2, acc, acc_stride);
+#endif
+	if (n_queries == 1)
+		accumulate_queries(tile, weights, weights_stride, 1, acc, acc_stride);
+}
+
+/* ---- logits ---- */
+
+static double finish_logits(double *products, uint32_t n, double scale, double offset)
+{
+	const uint32_t n_whole = n - n % SUMS;
+	double greatest[SUMS], max = -INFINITY;
+
+	for (uint32_t k = 0; k < SUMS; k++)
+		greatest[k] = -INFINITY;
+	for (uint32_t i = 0; i < n_whole; i += SUMS) {
+		for (uint32_t k = 0; k < SUMS; k++) {
+			const double logit = offset + scale * products[i + k];
+
+			products[i + k] = logit;
+			greatest[k] = logit > greatest[k] ? logit : greatest[k];
+		}
+	}
+	for (uint32_t i = n_whole; i < n; i++) {
+		products[i] = offset + scale * products[i];
+		greatest[0] = products[i] > greatest[0] ? products[i] : greatest[0];
+	}
+	for (uint32_t k = 0; k < SUMS; k++)
+		max = greatest[k] > max ? greatest[k] : max;
+	return max;
+}
+
+/* ---- butterflies ---- */
+
+/*
+ * Lane k becomes v[k] + v[k ^ stride] where bit `stride` of k is 0, else v[k ^ stride] - v[k]. Products with
+ * a sign are exact, and a - b is a + (-b).
+ */
+#define SIGN(k, stride) ((k) & (stride) ? -1 : 1)
+#define BUTTERFLY_2(v)  (__builtin_shufflevector(v, v, 1, 0) + (v) * (__typeof__(v)){ 1, -1 })
+#define BUTTERFLY_4(v, s)                                                    \
+	(__builtin_shufflevector(v, v, 0 ^ (s), 1 ^ (s), 2 ^ (s), 3 ^ (s)) + \
+		(v) * (__typeof__(v)){ SIGN(0, s), SIGN(1, s), SIGN(2, s), SIGN(3, s) })
+#define BUTTERFLY_8(v, s)                                                                            \
+	(__builtin_shufflevector(                                                                    \
+		 v, v, 0 ^ (s), 1 ^ (s), 2 ^ (s), 3 ^ (s), 4 ^ (s), 5 ^ (s), 6 ^ (s), 7 ^ (s)) +     \
+		(v) *                                                                                \
+			(__typeof__(v)){ SIGN(0, s), SIGN(1, s), SIGN(2, s), SIGN(3, s), SIGN(4, s), \
+				SIGN(5, s), SIGN(6, s), SIGN(7, s) })
+
+INLINE f64_vector butterflies_inside_f64(f64_vector v)
+{
+#if LANES == 2
+	v = BUTTERFLY_2(v);
+#elif LANES == 4
+	v = BUTTERFLY_4(v, 1);
+	v = BUTTERFLY_4(v, 2);
+#else
+	v = BUTTERFLY_8(v, 1);
+	v = BUTTERFLY_8(v, 2);
+	v = BUTTERFLY_8(v, 4);
+#endif
+	return v;
+}
+
+INLINE f32_vector butterflies_inside_f32(f32_vector v)
+{
+#if NARROW_LANES == 4
+	v = BUTTERFLY_4(v, 1);
+	v = BUTTERFLY_4(v, 2);
+#else
+	v = BUTTERFLY_8(v, 1);
+	v = BUTTERFLY_8(v, 2);
+	v = BUTTERFLY_8(v, 4);
+#endif
+	return v;
+}
+
+/* Butterflies of `stride` and of twice that, for numbers that are a stride apart. */
+INLINE void two_butterflies_f64(double *x, uint32_t stride)
+{
+	const f64_vector a = load_f64(x), b = load_f64(x + stride);
+	const f64_vector c = load_f64(x + 2 * (size_t)stride), d = load_f64(x + 3 * (size_t)stride);
+	const f64_vector a_b = a + b, c_d = c + d, a_minus_b = a - b, c_minus_d = c - d;
+
+	store_f64(a_b + c_d, x);
+	store_f64(a_minus_b + c_minus_d, x + stride);
+	store_f64(a_b - c_d, x + 2 * (size_t)stride);
+	store_f64(a_minus_b - c_minus_d, x + 3 * (size_t)stride);
+}
+
+static void hadamard_f64(
+	uint32_t n, const float *before, const float *after, double factor, const double *from, double *to)
+{
+	uint32_t stride = LANES;
+
+	KV_ASSERT(n >= KV_ROW_KERNELS_STEP && (n & (n - 1)) == 0);
+	for (uint32_t i = 0; i < n; i += LANES)
+		store_f64(butterflies_inside_f64(load_widened(before + i) * load_f64(from + i)), to + i);
+	for (; stride < n / 2; stride *= 4) {
+		for (uint32_t first = 0; first < n; first += 4 * stride) {
+			for (uint32_t i = first; i < first + stride; i += LANES)
+				two_butterflies_f64(to + i, stride);
+		}
+	}
+	for (uint32_t i = 0; stride < n && i < stride; i += LANES) {
+		const f64_vector a = load_f64(to + i), b = load_f64(to + i + stride);
+
+		store_f64(a + b, to + i);
+		store_f64(a - b, to + i + stride);
+	}
+	for (uint32_t i = 0; i < n; i += LANES)
+		store_f64(load_widened(after + i) * (load_f64(to + i) * factor), to + i);
+}
+
+/* Butterflies of `stride` and of twice that, for numbers that are a stride apart. */
+INLINE void two_butterflies_f32(float *x, uint32_t stride)
+{
+	const f32_vector a = load_f32(x), b = load_f32(x + stride);
+	const f32_vector c = load_f32(x + 2 * (size_t)stride), d = load_f32(x + 3 * (size_t)stride);
+	const f32_vector a_b = a + b, c_d = c + d, a_minus_b = a - b, c_minus_d = c - d;
+
+	store_f32(a_b + c_d, x);
+	store_f32(a_minus_b + c_minus_d, x + stride);
+	store_f32(a_b - c_d, x + 2 * (size_t)stride);
+	store_f32(a_minus_b - c_minus_d, x + 3 * (size_t)stride);
+}
+
+static void hadamard_f32(
+	uint32_t n, const float *before, const float *after, float factor, const float *from, float *to)
+{
+	uint32_t stride = NARROW_LANES;
+
+	KV_ASSERT(n >= KV_ROW_KERNELS_STEP && (n & (n - 1)) == 0);
+	for (uint32_t i = 0; i < n; i += NARROW_LANES)
+		store_f32(butterflies_inside_f32(load_f32(before + i) * load_f32(from + i)), to + i);
+	for (; stride < n / 2; stride *= 4) {
+		for (uint32_t first = 0; first < n; first += 4 * stride) {
+			for (uint32_t i = first; i < first + stride; i += NARROW_LANES)
+				two_butterflies_f32(to + i, stride);
+		}
+	}
+	for (uint32_t i = 0; stride < n && i < stride; i += NARROW_LANES) {
+		const f32_vector a = load_f32(to + i), b = load_f32(to + i + stride);
+
+		store_f32(a + b, to + i);
+		store_f32(a - b, to + i + stride);
+	}
+	for (uint32_t i = 0; i < n; i += NARROW_LANES)
+		store_f32(load_f32(after + i) * (load_f32(to + i) * factor), to + i);
+}
+
+/* ---- codebook cells ---- */
+
+#define COUNTS_AT_ONCE 4u
+
+/* n_vectors is a constant wherever this is called: several counts at once, since one waits for itself. */
+INLINE void count_vectors(const float *boundaries, uint32_t n_boundaries, const float *y,
+	const uint32_t n_vectors, uint8_t *cells)
+{
+	f32_vector values[COUNTS_AT_ONCE];
+	i32_vector counts[COUNTS_AT_ONCE];
+
+	UNROLL
+	for (uint32_t v = 0; v < n_vectors; v++) {
+		values[v] = load_f32(y + (size_t)v * NARROW_LANES);
+		counts[v] = (i32_vector){ 0 };
+	}
+	for (uint32_t b = 0; b < n_boundaries; b++) {
+		UNROLL
+		for (uint32_t v = 0; v < n_vectors; v++)
+			counts[v] -= values[v] > boundaries[b]; /* a comparison that holds is -1 */
+	}
+	UNROLL
+	for (uint32_t v = 0; v < n_vectors; v++) {
+		const u8_vector bytes = __builtin_convertvector(counts[v], u8_vector);
+
+		memcpy(cells + (size_t)v * NARROW_LANES, &bytes, sizeof(bytes));
+	}
+}
+
+static void count_below(
+	const float *boundaries, uint32_t n_boundaries, const float *y, uint32_t n, uint8_t *cells)
+{
+	uint32_t i = 0;
+
+	for (; i + COUNTS_AT_ONCE * NARROW_LANES <= n; i += COUNTS_AT_ONCE * NARROW_LANES)
+		count_vectors(boundaries, n_boundaries, y + i, COUNTS_AT_ONCE, cells + i);
+	for (; i + NARROW_LANES <= n; i += NARROW_LANES)
+		count_vectors(boundaries, n_boundaries, y + i, 1, cells + i);
+	for (; i < n; i++) {
+		uint32_t count = 0;
+
+		for (uint32_t b = 0; b < n_boundaries; b++)
+			count += boundaries[b] < y[i];
+		cells[i] = (uint8_t)count;
+	}
+}
+
+const struct kv_row_kernels OF_SET(kv_row_kernels) = {
+	.name = TEXT(KV_ROW_KERNELS_SET),
+	.expand_codes = OF_SET(kv_row_expand_codes),
+	.expand_values = expand_values,
+	.score = score,
+	.accumulate = accumulate,
+#if defined(__AVX512F__)
+	.score_codes = OF_SET(kv_row_score_codes),
+	.accumulate_codes = OF_SET(kv_row_accumulate_codes),
+#endif
+	.finish_logits = finish_logits,
+	.hadamard_f32 = hadamard_f32,
+	.hadamard_f64 = hadamard_f64,
+	.count_below = count_below,
+};

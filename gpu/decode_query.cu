@@ -1,0 +1,438 @@
+/*
+ * Before and after attention: queries are rotated and laid out for the kernel that reads them, partial results are
+ * merged by log-sum-exp in a fixed order, rotated back and stored. A query reaches PCIe once, an output once.
+ */
+#include "gpu/device_rows.cuh"
+#include "gpu/variants.h"
+
+#define THREADS 128u
+#define WARPS   (THREADS / 32u)
+#define LOG2_E  1.4426950408889634f
+#define LN_2    0.6931471805599453f
+
+struct prepare_scratch {
+	float q[KVG_HEADS_MAX][KVG_DIM_MAX]; /* as they came; tiles: rotated */
+	float from[WARPS][KVG_DIM_MAX];
+	float to[WARPS][KVG_DIM_MAX];
+	float largest[WARPS];
+};
+
+/* One warp: query `head` into q; flags it when a number is not finite. */
+static __device__ void load_query(const struct kvg_decode_params *params, const struct kvg_decode_row *row,
+	const struct kvg_decode_op *op, uint32_t q_head, float *q)
+{
+	const struct kvg_tables *tables = &params->tables;
+	const uint32_t d = tables->k_head_dim, bytes = kvg_number_bytes(op->q_dtype);
+	const uint8_t *src = op->q + ((uint64_t)row->row * tables->q_heads + q_head) * d * bytes;
+	bool is_bad = false;
+
+	/* Host memory: a round trip costs as much as a whole query, so all of it is asked for at once. */
+	if (((uintptr_t)src & 15u) == 0) {
+		uint4 pieces[2];
+
+		for (uint32_t k = 0; k < 2; k++) {
+			const uint32_t at = kvg_lane() + 32 * k;
+
+			if (16 * at < d * bytes)
+				pieces[k] = __ldcs((const uint4 *)src + at);
+		}
+		for (uint32_t k = 0; k < 2; k++) {
+			const uint32_t at = kvg_lane() + 32 * k, n = 16 / bytes;
+
+			for (uint32_t e = 0; e < n && 16 * at < d * bytes; e++)
+				q[at * n + e] = kvg_load_number((const uint8_t *)&pieces[k] + e * bytes, op->q_dtype);
+		}
+	} else {
+		for (uint32_t i = kvg_lane(); i < d; i += 32)
+			q[i] = kvg_load_number(src + i * bytes, op->q_dtype);
+	}
+	__syncwarp();
+	for (uint32_t i = kvg_lane(); i < d; i += 32)
+		is_bad |= !kvg_is_finite(q[i]);
+	if (__any_sync(0xFFFFFFFFu, is_bad) && kvg_lane() == 0)
+		atomicMin((unsigned long long *)params->flags + op->result_idx,
+			(unsigned long long)op->layer << 32 | row->row);
+	__syncwarp();
+}
+
+/* The query in every segment's basis, times softmax scale and log2(e). */
+static __device__ void prepare_rows(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
+	const float *q, float *prepared, float *from, float *to)
+{
+	const struct kvg_tables *tables = &params->tables;
+	const struct kvg_codec *codec = &tables->codecs[tables->layers[op->layer].k_codec];
+	const float factor = op->scale * LOG2_E;
+
+	for (uint32_t s = 0; s < codec->n_segments; s++) {
+		const struct kvg_segment *segment = &codec->segments[s];
+		const float *turned = from;
+
+		for (uint32_t i = kvg_lane(); i < segment->n_channels; i += 32)
+			from[i] = q[segment->channels == KVG_NONE ? i : tables->words[segment->channels + i]];
+		__syncwarp();
+		if (segment->rotation != KVG_NONE && !(op->flags & KVG_Q_ROTATED)) {
+			kvg_rotate(tables, &tables->rotations[segment->rotation], false, from, to);
+			turned = to;
+		}
+		for (uint32_t i = kvg_lane(); i < segment->n_channels; i += 32)
+			prepared[segment->prepared_idx + i] = turned[i] * factor *
+				(segment->factors == KVG_NONE ? 1.0f : kvg_floats(tables, segment->factors)[i]);
+		__syncwarp();
+	}
+}
+
+static __device__ __forceinline__ uint32_t half_bits(float value)
+{
+	return kvg_f32_to_f16(value);
+}
+
+/*
+ * B fragments of the tiles kernel: word w of lane 4g + c holds dims (d / 4) c + 2w, + 1 of column g. Up to four
+ * heads have two columns each, the float16 of q and what that leaves over; more have one. All queries of the
+ * virtual head share one power of two that brings the largest number into [128, 256).
+ */
+static __device__ void write_fragments(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
+	uint32_t row_idx, uint32_t virtual_head, uint32_t n_heads, struct prepare_scratch *s)
+{
+	const uint32_t d = params->tables.k_head_dim, n_words = d / 8, n_virtual = params->tables.kv_heads * params->n_chunks;
+	const bool has_parts = params->n_heads <= 4;
+	const uint32_t item = row_idx * n_virtual + virtual_head;
+	float largest = 0;
+	int exponent = 0;
+
+	for (uint32_t i = threadIdx.x; i < n_heads * d; i += THREADS)
+		largest = fmaxf(largest, fabsf(s->q[i / d][i % d]));
+	for (uint32_t half = 16; half >= 1; half /= 2)
+		largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, half));
+	if (kvg_lane() == 0)
+		s->largest[threadIdx.x / 32] = largest;
+	__syncthreads();
+	largest = fmaxf(fmaxf(s->largest[0], s->largest[1]), fmaxf(s->largest[2], s->largest[3]));
+	if (largest > 0 && kvg_is_finite(largest))
+		frexpf(largest, &exponent);
+
+	const float scale = ldexpf(1.0f, 8 - exponent);
+	uint32_t *words = (uint32_t *)params->q_prepared + (uint64_t)item * 32 * n_words;
+
+	for (uint32_t at = threadIdx.x; at < 32 * n_words; at += THREADS) {
+		const uint32_t lane = at / n_words, w = at % n_words, g = lane / 4, c = lane % 4;
+		const uint32_t head = has_parts ? g / 2 : g;
+		uint32_t packed = 0;
+
+		for (uint32_t e = 0; e < 2 && head < n_heads; e++) {
+			const float value = s->q[head][d / 4 * c + 2 * w + e] * scale;
+			uint32_t bits = half_bits(value);
+
+			if (has_parts && (g & 1u))
+				bits = half_bits(value - kvg_f16_to_f32(bits));
+			packed |= bits << 16 * e;
+		}
+		words[at] = packed;
+	}
+	if (threadIdx.x == 0)
+		params->q_scales[item] = op->scale * LOG2_E / params->tile_scale / scale;
+}
+
+/*
+ * The same for the kernel in integers: 16-bit fixed point, a scale per head, column 2 * head + part with the high
+ * digit (part 0) and the low one, both signed. Word k of lane 4n + c has channels 32c + 4k to + 3 of column n.
+ */
+static __device__ void write_digits(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
+	uint32_t row_idx, uint32_t virtual_head, uint32_t n_heads, const struct prepare_scratch *s)
+{
+	const uint32_t n_groups = params->n_heads > 4 ? 2 : 1;
+	const uint32_t item = row_idx * params->tables.kv_heads * params->n_chunks + virtual_head;
+	uint32_t *words = (uint32_t *)params->q_prepared + (uint64_t)item * n_groups * 256;
+
+	for (uint32_t head = threadIdx.x / 32; head < 4 * n_groups; head += WARPS) {
+		const uint32_t at = 4 * kvg_lane(); /* four channels a lane */
+		float value[4] = { 0, 0, 0, 0 }, largest = 0;
+		uint32_t high = 0, low = 0;
+
+		for (uint32_t e = 0; e < 4 && head < n_heads; e++) {
+			value[e] = s->q[head][at + e];
+			largest = fmaxf(largest, fabsf(value[e]));
+		}
+		for (uint32_t half = 16; half >= 1; half /= 2)
+			largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, half));
+
+		/* 32512 = 127 * 256: the high digit stays within 127. */
+		const float scale = largest > 0 ? 32512.0f / largest : 0.0f;
+
+		for (uint32_t e = 0; e < 4; e++) {
+			const int fixed = __float2int_rn(value[e] * scale), digit = (fixed + 128) >> 8;
+
+			high |= (uint32_t)(digit & 255) << 8 * e;
+			low |= (uint32_t)((fixed - (digit << 8)) & 255) << 8 * e;
+		}
+
+		const uint32_t c = at / 32, k = at % 32 / 4, column = 2 * (head % 4);
+		uint32_t *group = words + head / 4 * 256;
+
+		group[(4 * column + c) * 8 + k] = high;
+		group[(4 * (column + 1) + c) * 8 + k] = low;
+		if (kvg_lane() == 0)
+			params->q_scales[item * KVG_HEADS_MAX + head] =
+				largest > 0 ? op->scale * LOG2_E * (largest / 32512.0f) / params->tile_scale : 1.0f;
+	}
+}
+
+static __global__ void __launch_bounds__(THREADS)
+prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
+{
+	__shared__ struct prepare_scratch s;
+	const struct kvg_tables *tables = &params.tables;
+	const uint32_t n_virtual = tables->kv_heads * params.n_chunks, group = tables->q_heads / tables->kv_heads;
+	const uint32_t row_idx = blockIdx.x / n_virtual, virtual_head = blockIdx.x % n_virtual;
+	const struct kvg_decode_row *row = &params.rows[row_idx];
+	const struct kvg_decode_op *op = &params.ops[row->op_idx];
+	const uint32_t first = virtual_head % params.n_chunks * KVG_HEADS_MAX;
+	const uint32_t n_heads = min(group - first, KVG_HEADS_MAX), warp = threadIdx.x / 32;
+
+	for (uint32_t h = warp; h < n_heads; h += WARPS) {
+		const uint32_t q_head = virtual_head / params.n_chunks * group + first + h;
+
+		load_query(&params, row, op, q_head, s.q[h]);
+		if (params.tile_bits == 0) {
+			prepare_rows(&params, op, s.q[h],
+				params.q_prepared + ((uint64_t)row_idx * tables->q_heads + q_head) * params.k_dim_max,
+				s.from[warp], s.to[warp]);
+			continue;
+		}
+		if (!(op->flags & KVG_Q_ROTATED)) {
+			const struct kvg_codec *codec = &tables->codecs[tables->layers[op->layer].k_codec];
+
+			for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
+				s.from[warp][i] = s.q[h][i];
+			__syncwarp();
+			kvg_rotate(tables, &tables->rotations[codec->segments[0].rotation], false, s.from[warp],
+				s.q[h]);
+		}
+	}
+	if (params.tile_bits == 0)
+		return;
+	__syncthreads();
+	if (params.tile_bits == 4)
+		write_fragments(&params, op, row_idx, virtual_head, n_heads, &s);
+	else
+		write_digits(&params, op, row_idx, virtual_head, n_heads, &s);
+}
+
+cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cudaStream_t stream)
+{
+	const uint32_t n_blocks = params->n_rows * params->tables.kv_heads * params->n_chunks;
+
+	if (n_blocks == 0)
+		return cudaSuccess;
+	prepare_kernel<<<n_blocks, THREADS, 0, stream>>>(*params);
+	return cudaGetLastError();
+}
+
+/* ---- after ---- */
+
+struct finish_scratch {
+	float acc[2 * KVG_DIM_MAX];
+	float turned[2 * KVG_DIM_MAX];
+	float out[KVG_DIM_MAX];
+	float weights[THREADS], weighted[THREADS], largest[WARPS];
+	uint32_t slots[THREADS];
+	__align__(16) uint8_t stored[KVG_DIM_MAX * 4];
+};
+
+/* Where the partial results of one virtual head lie: slot(i) for i < n. */
+struct parts {
+	uint32_t first, n; /* tiles: block numbers */
+	uint32_t single;   /* tiles: slot of a result that one block made alone; KVG_NONE: several */
+	bool is_tiles;
+	bool is_second; /* tiles: the first block began with another head */
+};
+
+static __device__ struct parts find_parts(
+	const struct kvg_decode_params *params, const struct kvg_decode_row *row, uint32_t virtual_head, uint32_t item)
+{
+	struct parts parts = { row->work_first + virtual_head * row->n_work, row->n_work, KVG_NONE, false, false };
+
+	if (params->tile_bits == 0)
+		return parts;
+
+	/* Block b has the units [b total / n, (b + 1) total / n). */
+	const uint64_t n = params->n_blocks, total = params->n_work, begin = parts.first, end = begin + parts.n;
+	const uint32_t first = (uint32_t)(((begin + 1) * n - 1) / total), last = (uint32_t)((end * n - 1) / total);
+
+	parts.is_tiles = true;
+	parts.first = first;
+	parts.n = last - first + 1;
+	parts.single = first == last ? 2 * params->n_blocks + item : KVG_NONE;
+	parts.is_second = first * total / n < begin;
+	return parts;
+}
+
+static __device__ __forceinline__ uint32_t part_slot(const struct parts *parts, uint32_t i)
+{
+	if (!parts->is_tiles)
+		return parts->first + i;
+	if (parts->single != KVG_NONE)
+		return parts->single;
+	return 2 * (parts->first + i) + (i == 0 && parts->is_second ? 1u : 0u);
+}
+
+/*
+ * acc[] = the merged weighted sum over its denominator; returns log2 of the softmax denominator. Parts are taken in
+ * their order, 128 weights at a time.
+ */
+static __device__ float merge(const struct kvg_decode_params *params, const struct parts *parts, uint32_t head,
+	uint32_t v_dim, struct finish_scratch *s)
+{
+	float max = -INFINITY, sum = 0, sums[4] = { 0, 0, 0, 0 };
+
+	for (uint32_t first = 0; first < parts->n; first += THREADS) {
+		const uint32_t n = min(parts->n - first, THREADS);
+		float2 own = make_float2(-INFINITY, 0);
+
+		if (threadIdx.x < n) {
+			const uint64_t at = (uint64_t)part_slot(parts, first + threadIdx.x) * params->n_heads + head;
+
+			own = *(const float2 *)(params->partials_ml + at * 2);
+			s->slots[threadIdx.x] = (uint32_t)at;
+		}
+
+		float largest = own.x;
+
+		for (uint32_t half = 16; half >= 1; half /= 2)
+			largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, half));
+		if (kvg_lane() == 0)
+			s->largest[threadIdx.x / 32] = largest;
+		__syncthreads();
+		largest = fmaxf(fmaxf(s->largest[0], s->largest[1]), fmaxf(s->largest[2], s->largest[3]));
+
+		const float max_new = fmaxf(max, largest), shrink = exp2f(max - max_new);
+		const float weight = exp2f(own.x - max_new);
+
+		s->weights[threadIdx.x] = weight;
+		s->weighted[threadIdx.x] = weight * own.y;
+		__syncthreads();
+		max = max_new;
+		sum *= shrink;
+		for (uint32_t k = 0; k < 4; k++)
+			sums[k] *= shrink;
+		for (uint32_t i = 0; i < n; i++)
+			sum += s->weighted[i];
+		for (uint32_t k = 0; k < 4; k++) {
+			const uint32_t channel = threadIdx.x + k * THREADS;
+
+			if (channel >= v_dim)
+				continue;
+#pragma unroll 8
+			for (uint32_t i = 0; i < n; i++)
+				sums[k] += s->weights[i] *
+					params->partials[(uint64_t)s->slots[i] * params->v_dim_max + channel];
+		}
+		__syncthreads();
+	}
+
+	const float factor = 1.0f / (params->tile_bits != 0 ? sum * params->tile_scale : sum);
+
+	for (uint32_t k = 0; k < 4; k++) {
+		if (threadIdx.x + k * THREADS < v_dim)
+			s->acc[threadIdx.x + k * THREADS] = sums[k] * factor;
+	}
+	return max + log2f(sum);
+}
+
+/* acc[] in the segments' bases to out[] in the channels'. A warp turns one segment. */
+static __device__ void turn_back(const struct kvg_tables *tables, const struct kvg_codec *codec, bool is_rotated,
+	struct finish_scratch *s)
+{
+	const uint32_t warp = threadIdx.x / 32;
+
+	if (warp < codec->n_segments) {
+		const struct kvg_segment *segment = &codec->segments[warp];
+		float *from = s->acc + segment->prepared_idx, *to = s->turned + segment->prepared_idx;
+
+		if (segment->factors != KVG_NONE) {
+			for (uint32_t i = kvg_lane(); i < segment->n_channels; i += 32)
+				from[i] *= kvg_floats(tables, segment->factors)[i];
+			__syncwarp();
+		}
+		if (segment->rotation != KVG_NONE && !is_rotated) {
+			kvg_rotate(tables, &tables->rotations[segment->rotation], true, from, to);
+		} else {
+			for (uint32_t i = kvg_lane(); i < segment->n_channels; i += 32)
+				to[i] = from[i];
+		}
+	}
+	for (uint32_t i = threadIdx.x; i < codec->head_dim; i += THREADS)
+		s->out[i] = 0;
+	__syncthreads();
+	for (uint32_t k = 0; k < codec->n_segments; k++) {
+		const struct kvg_segment *segment = &codec->segments[k];
+
+		for (uint32_t i = threadIdx.x; i < segment->n_channels; i += THREADS)
+			s->out[segment->channels == KVG_NONE ? i : tables->words[segment->channels + i]] +=
+				s->turned[segment->prepared_idx + i];
+		__syncthreads();
+	}
+}
+
+static __global__ void __launch_bounds__(THREADS)
+finish_kernel(const __grid_constant__ struct kvg_decode_params params)
+{
+	__shared__ struct finish_scratch s;
+	const struct kvg_tables *tables = &params.tables;
+	const uint32_t row_idx = blockIdx.x / tables->q_heads, q_head = blockIdx.x % tables->q_heads;
+	const uint32_t group = tables->q_heads / tables->kv_heads, in_group = q_head % group;
+	const uint32_t virtual_head = q_head / group * params.n_chunks + in_group / KVG_HEADS_MAX;
+	const struct kvg_decode_row *row = &params.rows[row_idx];
+	const struct kvg_decode_op *op = &params.ops[row->op_idx];
+	const struct kvg_codec *codec = &tables->codecs[tables->layers[op->layer].v_codec];
+	const uint64_t query = (uint64_t)row->row * tables->q_heads + q_head;
+	const uint32_t d = codec->head_dim, bytes = kvg_number_bytes(op->out_dtype);
+	float log2_sum = -INFINITY;
+
+	if (row->n_work == 0) {
+		for (uint32_t i = threadIdx.x; i < d; i += THREADS)
+			s.out[i] = 0;
+	} else {
+		const uint32_t item = row_idx * tables->kv_heads * params.n_chunks + virtual_head;
+		const struct parts parts = find_parts(&params, row, virtual_head, item);
+
+		log2_sum = merge(&params, &parts, in_group % KVG_HEADS_MAX, codec->prepared_dim, &s);
+		__syncthreads();
+		turn_back(tables, codec, (op->flags & KVG_OUT_ROTATED) != 0, &s);
+	}
+
+	uint8_t *out = op->out + query * d * bytes;
+
+	__syncthreads();
+	if (((uintptr_t)out & 15u) != 0) {
+		for (uint32_t i = threadIdx.x; i < d; i += THREADS)
+			kvg_store_number(s.out[i], op->out_dtype, out + i * bytes);
+	} else {
+		/* Host memory takes 16 bytes as easily as 2. */
+		for (uint32_t i = threadIdx.x; i < d; i += THREADS)
+			kvg_store_number(s.out[i], op->out_dtype, s.stored + i * bytes);
+		__syncthreads();
+		for (uint32_t i = threadIdx.x; i < d * bytes / 16; i += THREADS)
+			((uint4 *)out)[i] = ((const uint4 *)s.stored)[i];
+	}
+	if (op->lse && threadIdx.x == 0)
+		op->lse[query] = log2_sum * LN_2;
+}
+
+cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cudaStream_t stream)
+{
+	const uint32_t n_blocks = params->n_rows * params->tables.q_heads;
+
+	if (n_blocks == 0)
+		return cudaSuccess;
+	finish_kernel<<<n_blocks, THREADS, 0, stream>>>(*params);
+	return cudaGetLastError();
+}
+
+cudaError_t kvg_decode_query_load(void)
+{
+	struct cudaFuncAttributes attributes;
+	const cudaError_t error = cudaFuncGetAttributes(&attributes, prepare_kernel);
+
+	return error != cudaSuccess ? error : cudaFuncGetAttributes(&attributes, finish_kernel);
+}

@@ -1,0 +1,432 @@
+/*
+ * Attention over rows of any format: K and V rows are expanded into float32 in shared memory, 16 tokens at a time,
+ * once for up to eight query heads; scores and sums are float32. One thread block per piece of (query row, virtual
+ * head); the finish kernel merges the pieces. Bound: instructions (a dozen per stored element), not bytes.
+ */
+#include <cuda_fp16.h>
+
+#include "gpu/device_rows.cuh"
+#include "gpu/variants.h"
+
+#define THREADS 128u
+#define TOKENS  KVG_TILE_TOKENS
+#define PAD     4u /* floats behind an expanded row: 16-byte reads of 8 rows fall on different banks */
+
+/* The row that work `idx` belongs to: the last one that begins at or before it. */
+static __device__ uint32_t find_row(const struct kvg_decode_row *rows, uint32_t n_rows, uint32_t idx)
+{
+	uint32_t low = 0, high = n_rows;
+
+	while (high - low > 1) {
+		const uint32_t middle = (low + high) / 2;
+
+		if (rows[middle].work_first <= idx)
+			low = middle;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+/* 16 rows as they are stored: contiguous, and a multiple of 16 bytes at a multiple of 16. Arrives asynchronously. */
+static __device__ __forceinline__ void fetch(const uint8_t *pages, const struct kvg_tables *tables, const uint32_t *table,
+	uint32_t row_bytes, uint32_t kv_head, uint32_t token, uint8_t *raw)
+{
+	const uint64_t block = table[token / tables->block_size];
+	const uint8_t *src = pages +
+		((block * tables->kv_heads + kv_head) * tables->block_size + token % tables->block_size) * row_bytes;
+	const uint32_t to = (uint32_t)__cvta_generic_to_shared(raw);
+
+	for (uint32_t i = threadIdx.x; i < row_bytes * TOKENS / 16; i += THREADS)
+		asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16 * i), "l"(src + 16 * i) : "memory");
+}
+
+static __device__ __forceinline__ float number_at(const uint8_t *row, uint32_t offset, uint32_t number, uint32_t g)
+{
+	return kvg_load_number(row + offset + g * kvg_number_bytes(number), number);
+}
+
+/* One scale for the whole row and nothing else: scores and weights can carry it instead of every element. */
+static __device__ __forceinline__ bool is_plain(const struct kvg_codec *codec)
+{
+	const struct kvg_segment *segment = &codec->segments[0];
+
+	return codec->n_segments == 1 && segment->zero_offset == KVG_NONE && segment->outer_offset == KVG_NONE &&
+		segment->group_channels == segment->n_channels;
+}
+
+static __device__ __forceinline__ float plain_scale(const struct kvg_codec *codec, const uint8_t *raw, uint32_t token)
+{
+	const struct kvg_segment *segment = &codec->segments[0];
+
+	return segment->scale_offset == KVG_NONE
+		? 1.0f
+		: number_at(raw + token * codec->row_bytes, segment->scale_offset, segment->scale_number, 0);
+}
+
+/* Tables of all segments of a codec, one behind the other: at most 256 numbers. */
+static __device__ __forceinline__ void copy_tables(const struct kvg_tables *tables, const struct kvg_codec *codec, float *copy)
+{
+	for (uint32_t s = 0, at = 0; s < codec->n_segments; s++) {
+		const uint32_t n = codec->segments[s].is_table ? 1u << codec->segments[s].bits : 0;
+
+		/* Codes that name no number occur only where no row is: as numbers they do no harm. */
+		for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+			const float value = kvg_floats(tables, codec->segments[s].table)[i];
+
+			copy[at + i] = kvg_is_finite(value) ? value : 0.0f;
+		}
+		at += n;
+	}
+}
+
+static __device__ __forceinline__ float dense_number(const uint8_t *row, uint32_t number, uint32_t i)
+{
+	if (number == KVG_F32)
+		return ((const float *)row)[i];
+	if (number == KVG_BF16)
+		return __uint_as_float((uint32_t)((const uint16_t *)row)[i] << 16);
+	return __half2float(((const __half *)row)[i]);
+}
+
+/* 32, 64 or 128 threads beside each other on one row, 4, 2 or 1 rows at a time. */
+static __device__ __forceinline__ uint32_t row_width(uint32_t n)
+{
+	return n <= 32 ? 32 : n <= 64 ? 64 : 128;
+}
+
+static __device__ __forceinline__ void expand_plain(
+	const struct kvg_codec *codec, const float *table, const uint8_t *raw, uint32_t stride, float *expanded)
+{
+	const struct kvg_segment *segment = &codec->segments[0];
+	const uint32_t n = segment->n_channels, bits = segment->bits, mask = (1u << bits) - 1;
+	const uint32_t width = row_width(n), row_bytes = codec->row_bytes, step = THREADS / width;
+
+	for (uint32_t i = threadIdx.x % width; i < n; i += width) {
+		const uint32_t bit = i * bits, shift = bit & 7u;
+		const uint8_t *at = raw + threadIdx.x / width * row_bytes + segment->offset + (bit >> 3);
+		float *to = expanded + threadIdx.x / width * stride + i;
+
+		if (!segment->is_table) {
+			const uint8_t *row = raw + threadIdx.x / width * row_bytes + segment->offset;
+
+			for (uint32_t t = threadIdx.x / width; t < TOKENS; t += step, row += step * row_bytes, to += step * stride)
+				*to = dense_number(row, segment->number, i);
+		} else if (shift + bits <= 8) {
+#pragma unroll 4
+			for (uint32_t t = threadIdx.x / width; t < TOKENS; t += step, at += step * row_bytes, to += step * stride)
+				*to = table[at[0] >> shift & mask];
+		} else {
+#pragma unroll 4
+			for (uint32_t t = threadIdx.x / width; t < TOKENS; t += step, at += step * row_bytes, to += step * stride)
+				*to = table[((uint32_t)at[0] | (uint32_t)at[1] << 8) >> shift & mask];
+		}
+	}
+}
+
+/* Scale and zero of 16 rows, per segment and group: read once instead of once per element. */
+#define GROUPS_MAX 8u
+
+struct group_numbers {
+	float2 at[KVG_SEGMENTS_MAX][TOKENS][GROUPS_MAX]; /* x: scales multiplied, y: zero */
+};
+
+static __device__ __forceinline__ float2 numbers_of(
+	const struct kvg_segment *segment, const uint8_t *row, uint32_t g)
+{
+	float2 out = make_float2(1.0f, 0.0f);
+
+	if (segment->scale_offset != KVG_NONE)
+		out.x = number_at(row, segment->scale_offset, segment->scale_number, g);
+	if (segment->outer_offset != KVG_NONE)
+		out.x *= number_at(row, segment->outer_offset, segment->outer_number, 0);
+	if (segment->zero_offset != KVG_NONE)
+		out.y = number_at(row, segment->zero_offset, segment->zero_number, g);
+	return out;
+}
+
+/* Tokens outside [lo, hi) get 0 twice, so that codes give 0 there: what lies there is not ours. */
+static __device__ __forceinline__ void read_groups(
+	const struct kvg_codec *codec, const uint8_t *raw, uint32_t lo, uint32_t hi, struct group_numbers *groups)
+{
+	for (uint32_t s = 0; s < codec->n_segments; s++) {
+		const struct kvg_segment *segment = &codec->segments[s];
+		const uint32_t n_groups =
+			min((segment->n_channels + segment->group_channels - 1) / segment->group_channels, GROUPS_MAX);
+
+		for (uint32_t i = threadIdx.x; i < TOKENS * n_groups; i += THREADS) {
+			const uint32_t t = i / n_groups, g = i % n_groups;
+
+			groups->at[s][t][g] = t >= lo && t < hi
+				? numbers_of(segment, raw + t * codec->row_bytes, g)
+				: make_float2(0.0f, 0.0f);
+		}
+	}
+}
+
+/* One segment of 16 rows in its own basis, without its constant factors: queries and outputs carry them. */
+static __device__ __forceinline__ void expand_segment(const struct kvg_segment *segment, const float *table, const uint8_t *raw,
+	uint32_t row_bytes, uint32_t lo, uint32_t hi, const float2 (*numbers)[GROUPS_MAX], uint32_t stride,
+	float *expanded)
+{
+	const uint32_t n = segment->n_channels, bits = segment->bits, width = row_width(n);
+
+	for (uint32_t i = threadIdx.x % width; i < n; i += width) {
+		const uint32_t bit = i * bits, at = segment->offset + (bit >> 3), shift = bit & 7u;
+		const uint32_t g = i / segment->group_channels, mask = (1u << bits) - 1;
+		const bool is_wide = shift + bits > 8;
+
+#pragma unroll 4
+		for (uint32_t t = threadIdx.x / width; t < TOKENS; t += THREADS / width) {
+			const uint8_t *row = raw + t * row_bytes;
+			const bool is_seen = t >= lo && t < hi;
+			float value = 0.0f;
+
+			if (segment->is_table)
+				value = table[((uint32_t)row[at] | (is_wide ? (uint32_t)row[at + 1] << 8 : 0u)) >> shift & mask];
+			else if (is_seen)
+				value = number_at(row, segment->offset, segment->number, i);
+			if (numbers) {
+				const float2 own = g < GROUPS_MAX ? numbers[t][g]
+					: is_seen                 ? numbers_of(segment, row, g)
+								  : make_float2(0.0f, 0.0f);
+
+				value = value * own.x + own.y;
+			}
+			expanded[t * stride + segment->prepared_idx + i] = value;
+		}
+	}
+}
+
+static __device__ __forceinline__ void expand(const struct kvg_codec *codec, const float *table, const uint8_t *raw, uint32_t lo,
+	uint32_t hi, const struct group_numbers *groups, uint32_t stride, float *expanded)
+{
+	const bool is_simple = is_plain(codec);
+
+	/* Numbers as they are may be anything where no token is. */
+	if (is_simple && (codec->segments[0].is_table || (lo == 0 && hi == TOKENS))) {
+		expand_plain(codec, table, raw, stride, expanded);
+		return;
+	}
+	for (uint32_t s = 0; s < codec->n_segments; s++) {
+		const struct kvg_segment *segment = &codec->segments[s];
+
+		expand_segment(segment, table, raw, codec->row_bytes, lo, hi, is_simple ? NULL : groups->at[s], stride,
+			expanded);
+		table += segment->is_table ? 1u << segment->bits : 0;
+	}
+}
+
+/* NV: accumulators of 128 channels each; H: query heads, 4 or 8. */
+template <int NV, int H>
+static __global__ void __launch_bounds__(THREADS, 5)
+rows_kernel(const __grid_constant__ struct kvg_decode_params params)
+{
+	extern __shared__ __align__(16) uint8_t memory[];
+	__shared__ __align__(16) float weights[TOKENS][H];
+	__shared__ float shrink[H], k_table[256], v_table[256];
+	__shared__ struct kvg_codec codecs[2];
+	__shared__ struct group_numbers groups[2];
+	const struct kvg_tables *tables = &params.tables;
+	const struct kvg_decode_row *row = &params.rows[find_row(params.rows, params.n_rows, blockIdx.x)];
+	const struct kvg_decode_op *op = &params.ops[row->op_idx];
+	const struct kvg_layer *layer = &tables->layers[op->layer];
+	const struct kvg_codec *k_codec = &codecs[0], *v_codec = &codecs[1];
+
+	for (uint32_t i = threadIdx.x; i < sizeof(struct kvg_codec) / 4; i += THREADS) {
+		((uint32_t *)&codecs[0])[i] = ((const uint32_t *)&tables->codecs[layer->k_codec])[i];
+		((uint32_t *)&codecs[1])[i] = ((const uint32_t *)&tables->codecs[layer->v_codec])[i];
+	}
+	__syncthreads();
+	copy_tables(tables, k_codec, k_table);
+	copy_tables(tables, v_codec, v_table);
+
+	const uint32_t rel = blockIdx.x - row->work_first;
+	const uint32_t virtual_head = rel / row->n_work, piece = rel % row->n_work;
+	const uint32_t kv_head = virtual_head / params.n_chunks, group = tables->q_heads / tables->kv_heads;
+	const uint32_t first_head = virtual_head % params.n_chunks * KVG_HEADS_MAX;
+	const uint32_t n_heads = min(group - first_head, KVG_HEADS_MAX);
+	const uint32_t k_dim = k_codec->prepared_dim, v_dim = v_codec->prepared_dim;
+	const uint32_t begin = row->token_lo / TOKENS * TOKENS + piece * row->piece_tokens;
+	const uint32_t end = min(row->token_hi, begin + row->piece_tokens);
+	const uint32_t raw_bytes = TOKENS * params.raw_bytes_max;
+	float *q = (float *)(memory + 4 * raw_bytes);
+	float *k_expanded = q + H * params.k_dim_max, *v_expanded = k_expanded + TOKENS * (params.k_dim_max + PAD);
+	const bool k_is_plain = is_plain(k_codec), v_is_plain = is_plain(v_codec);
+	/* A score each; with four heads two threads share one, a half of the channels each. */
+	constexpr uint32_t PARTS = 8 / H;
+	const uint32_t token = threadIdx.x % TOKENS, head = threadIdx.x / (TOKENS * PARTS);
+	const uint32_t part = threadIdx.x / TOKENS % PARTS;
+	uint32_t buffer = 0;
+	float acc[NV][H], max = -INFINITY, sum = 0;
+
+	for (int k = 0; k < NV; k++)
+		for (int h = 0; h < H; h++)
+			acc[k][h] = 0;
+	fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, begin, memory);
+	fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, begin, memory + raw_bytes);
+	for (uint32_t i = threadIdx.x; i < H * k_dim; i += THREADS) {
+		const uint32_t h = i / k_dim;
+
+		q[i] = h < n_heads ? params.q_prepared[((uint64_t)(row - params.rows) * tables->q_heads +
+							      kv_head * group + first_head + h) *
+					     params.k_dim_max +
+				     i % k_dim]
+				   : 0.0f;
+	}
+	for (uint32_t at = begin; at < end; at += TOKENS, buffer ^= 1) {
+		const uint32_t lo = row->token_lo > at ? row->token_lo - at : 0, hi = min(end - at, TOKENS);
+		const uint8_t *k_raw = memory + 2 * buffer * raw_bytes, *v_raw = k_raw + raw_bytes;
+
+		asm volatile("cp.async.wait_all;" ::: "memory");
+		__syncthreads();
+		if (at + TOKENS < end) {
+			uint8_t *next = memory + 2 * (buffer ^ 1) * raw_bytes;
+
+			fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, at + TOKENS, next);
+			fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, at + TOKENS, next + raw_bytes);
+		}
+		if (!k_is_plain || !v_is_plain) {
+			if (!k_is_plain)
+				read_groups(k_codec, k_raw, lo, hi, &groups[0]);
+			if (!v_is_plain)
+				read_groups(v_codec, v_raw, lo, hi, &groups[1]);
+			__syncthreads();
+		}
+		expand(k_codec, k_table, k_raw, lo, hi, &groups[0], k_dim + PAD, k_expanded);
+		expand(v_codec, v_table, v_raw, lo, hi, &groups[1], v_dim + PAD, v_expanded);
+		__syncthreads();
+
+		const uint32_t n_quads = k_dim / 4 / PARTS;
+		const float4 *a = (const float4 *)(q + head * k_dim) + part * n_quads;
+		const float4 *b = (const float4 *)(k_expanded + token * (k_dim + PAD)) + part * n_quads;
+		float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+
+#pragma unroll 4
+		for (uint32_t i = 0; i < n_quads; i++) {
+			const float4 x = a[i], y = b[i];
+
+			s0 = fmaf(x.x, y.x, s0);
+			s1 = fmaf(x.y, y.y, s1);
+			s2 = fmaf(x.z, y.z, s2);
+			s3 = fmaf(x.w, y.w, s3);
+		}
+
+		const bool is_seen = token >= lo && token < hi;
+		float score = (s0 + s1) + (s2 + s3);
+
+		if (PARTS == 2)
+			score += __shfl_xor_sync(0xFFFFFFFFu, score, TOKENS);
+		if (k_is_plain)
+			score *= plain_scale(k_codec, k_raw, token);
+		if (!is_seen)
+			score = -INFINITY;
+
+		float largest = score;
+
+		for (uint32_t half = TOKENS / 2; half >= 1; half /= 2)
+			largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, half));
+
+		/* A tile has at least one token, so the maximum is finite from the first one on. */
+		const float max_new = fmaxf(max, largest), factor = exp2f(max - max_new);
+		const float weight = exp2f(score - max_new);
+		float total = weight;
+
+		for (uint32_t half = TOKENS / 2; half >= 1; half /= 2)
+			total += __shfl_xor_sync(0xFFFFFFFFu, total, half);
+		sum = sum * factor + total;
+		max = max_new;
+		if (part == 0)
+			weights[token][head] =
+				!is_seen ? 0.0f : v_is_plain ? weight * plain_scale(v_codec, v_raw, token) : weight;
+		if (token == 0 && part == 0)
+			shrink[head] = factor;
+		__syncthreads();
+#pragma unroll
+		for (int k = 0; k < NV; k++) {
+			const uint32_t channel = threadIdx.x + (uint32_t)k * THREADS;
+
+			if (channel >= v_dim)
+				continue;
+#pragma unroll
+			for (int h = 0; h < H; h++)
+				acc[k][h] *= shrink[h];
+#pragma unroll 4
+			for (uint32_t t = 0; t < TOKENS; t++) {
+				const float value = v_expanded[t * (v_dim + PAD) + channel];
+#pragma unroll
+				for (int h = 0; h < H; h += 4) {
+					const float4 w = *(const float4 *)&weights[t][h];
+
+					acc[k][h] = fmaf(w.x, value, acc[k][h]);
+					acc[k][h + 1] = fmaf(w.y, value, acc[k][h + 1]);
+					acc[k][h + 2] = fmaf(w.z, value, acc[k][h + 2]);
+					acc[k][h + 3] = fmaf(w.w, value, acc[k][h + 3]);
+				}
+			}
+		}
+	}
+
+	const uint64_t slot = (uint64_t)blockIdx.x * params.n_heads;
+
+#pragma unroll
+	for (int k = 0; k < NV; k++) {
+		const uint32_t channel = threadIdx.x + (uint32_t)k * THREADS;
+#pragma unroll
+		for (int h = 0; h < H; h++) {
+			if (channel < v_dim && (uint32_t)h < n_heads)
+				params.partials[(slot + h) * params.v_dim_max + channel] = acc[k][h];
+		}
+	}
+	if (token == 0 && part == 0 && head < n_heads) {
+		params.partials_ml[(slot + head) * 2] = max;
+		params.partials_ml[(slot + head) * 2 + 1] = sum;
+	}
+}
+
+typedef void (*kernel)(const struct kvg_decode_params);
+
+static const struct {
+	uint32_t v_dim_max, n_heads_max;
+	kernel run;
+} variants[] = {
+	{ 128, 4, rows_kernel<1, 4> },
+	{ 128, 8, rows_kernel<1, 8> },
+	{ 256, 4, rows_kernel<2, 4> },
+	{ 256, 8, rows_kernel<2, 8> },
+	{ 512, 4, rows_kernel<4, 4> },
+	{ 512, 8, rows_kernel<4, 8> },
+};
+
+#define SHARED_BYTES_MAX (200 * 1024)
+
+cudaError_t kvg_decode_rows_launch(const struct kvg_decode_params *params, cudaStream_t stream)
+{
+	if (params->n_work == 0)
+		return cudaSuccess;
+	for (const auto &variant : variants) {
+		if (params->v_dim_max > variant.v_dim_max || params->n_heads > variant.n_heads_max)
+			continue;
+
+		const size_t bytes = 4 * TOKENS * params->raw_bytes_max +
+			sizeof(float) *
+				(variant.n_heads_max * params->k_dim_max +
+					TOKENS * (params->k_dim_max + params->v_dim_max + 2 * PAD));
+
+		variant.run<<<params->n_work, THREADS, bytes, stream>>>(*params);
+		return cudaGetLastError();
+	}
+	return cudaErrorInvalidValue;
+}
+
+cudaError_t kvg_decode_rows_load(void)
+{
+	for (const auto &variant : variants) {
+		const cudaError_t error = cudaFuncSetAttribute(
+			variant.run, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES_MAX);
+
+		if (error != cudaSuccess)
+			return error;
+	}
+	return cudaSuccess;
+}

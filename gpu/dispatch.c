@@ -1,0 +1,47 @@
+/* Which built variant serves a wave; what is loaded at start. */
+#include "gpu/variants.h"
+
+cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cudaStream_t stream)
+{
+	if (params->n_work == 0)
+		return cudaSuccess;
+#define KVG_TRY(name, dim, bits, heads, tokens)                                                                     \
+	if (params->tables.k_head_dim == (dim) && params->tile_bits == (bits) && params->n_heads <= (heads)) \
+		return kvg_tiles_launch_##name(params, stream);
+	KVG_TILES_VARIANTS(KVG_TRY)
+#undef KVG_TRY
+	return cudaErrorInvalidValue;
+}
+
+uint32_t kvg_decode_tiles_unit_tokens(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads)
+{
+#define KVG_TRY(name, dim, bits, heads, tokens)                \
+	if (head_dim == (dim) && tile_bits == (bits) && n_heads <= (heads)) \
+		return tokens;
+	KVG_TILES_VARIANTS(KVG_TRY)
+#undef KVG_TRY
+	return 0;
+}
+
+uint32_t kvg_decode_tiles_fragment_words(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads)
+{
+	if (tile_bits == 4)
+		return 32 * (head_dim / 8);
+	return 32 * 8 * (n_heads > 4 ? 2 : 1);
+}
+
+cudaError_t kvg_kernels_load(void)
+{
+	cudaError_t error = kvg_rows_load();
+
+	if (error == cudaSuccess)
+		error = kvg_decode_query_load();
+	if (error == cudaSuccess)
+		error = kvg_decode_rows_load();
+#define KVG_LOAD(name, dim, bits, heads, tokens) \
+	if (error == cudaSuccess)          \
+		error = kvg_tiles_load_##name();
+	KVG_TILES_VARIANTS(KVG_LOAD)
+#undef KVG_LOAD
+	return error;
+}

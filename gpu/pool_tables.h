@@ -1,0 +1,44 @@
+/*
+ * A pool as the device sees it: where the pages of every layer lie, and the row codecs, rotations and number tables
+ * as plain data. The only place that knows both core/format.h and gpu/kernels.h.
+ *
+ * The image is made on the host, placed at a device address, and uploaded once. The caller owns it until
+ * kvg_image_destroy(), which accepts NULL. Any thread.
+ */
+#ifndef GPU_POOL_TABLES_H
+#define GPU_POOL_TABLES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/pool_spec.h"
+#include "gpu/kernels.h"
+
+#define KVG_TILE_BITS_MAX 4u
+
+struct kvg_image {
+	uint64_t arena_bytes;  /* pages and tables */
+	uint64_t tables_at;    /* bytes from the start of the pool's region: the tables lie behind the pages */
+	uint64_t tables_bytes;
+	uint8_t *tables_bytes_host; /* [tables_bytes], what is uploaded; complete after kvg_image_place() */
+	struct kvg_tables tables;   /* after kvg_image_place(): device addresses */
+	struct kvg_layer *layers;   /* in tables_bytes_host */
+	struct kvg_codec *codecs;   /* in tables_bytes_host */
+	const uint32_t *words_host; /* in tables_bytes_host */
+	uint64_t *layer_at[2];      /* [n_layers]: byte offsets of K and V pages in the region; owned */
+	uint64_t block_bytes_max;
+	/* Per number of bits: tables of the tiles kernel. Bits 0 stands for the rows layout. */
+	uint8_t *tile_bits; /* [n_layers]; owned */
+	bool has_bits[KVG_TILE_BITS_MAX + 1];
+	uint32_t tile_tables[KVG_TILE_BITS_MAX + 1];
+	float tile_scales[KVG_TILE_BITS_MAX + 1];
+};
+
+/* UNSUPPORTED when a codec does not fit the device's structs; NO_MEMORY. */
+KV_MUST_CHECK enum kv_status kvg_image_create(
+	const struct kv_pool_spec *spec, struct kvg_image **out, struct kv_error *err);
+/* Fills in device addresses for a region that begins at `device_base`, aligned to 256. */
+void kvg_image_place(struct kvg_image *image, uint8_t *device_base);
+void kvg_image_destroy(struct kvg_image *image);
+
+#endif

@@ -1,0 +1,366 @@
+/*
+ * Updates and transfers: one warp per row of one KV head, all ops, layers and sides of a batch in one launch. Built
+ * with -fmad=false: what it stores has to equal the CPU reference byte for byte.
+ *
+ * Bytes moved: the row on the wire once (over PCIe, payload stays in pinned host memory), the stored row once.
+ */
+#include "gpu/device_codec.cuh"
+#include "gpu/variants.h"
+
+#define WARPS 4u
+
+/* Rows of 16-byte pieces where the address allows it: a PCIe read costs the same for 4 bytes as for 16. */
+static __device__ void copy_in(const uint8_t *src, uint32_t n_bytes, uint8_t *row)
+{
+	const uint32_t lane = kvg_lane();
+
+	if ((((uintptr_t)src | n_bytes) & 15u) == 0) {
+		for (uint32_t i = lane; i < n_bytes / 16; i += 32)
+			((uint4 *)row)[i] = ((const uint4 *)src)[i];
+	} else if ((((uintptr_t)src | n_bytes) & 3u) == 0) {
+		for (uint32_t i = lane; i < n_bytes / 4; i += 32)
+			((uint32_t *)row)[i] = ((const uint32_t *)src)[i];
+	} else {
+		for (uint32_t i = lane; i < n_bytes; i += 32)
+			row[i] = src[i];
+	}
+	__syncwarp();
+}
+
+static __device__ void copy_out(const uint8_t *row, uint32_t n_bytes, uint8_t *dst)
+{
+	const uint32_t lane = kvg_lane();
+
+	if ((((uintptr_t)dst | n_bytes) & 3u) == 0) {
+		for (uint32_t i = lane; i < n_bytes / 4; i += 32)
+			((uint32_t *)dst)[i] = ((const uint32_t *)row)[i];
+	} else {
+		for (uint32_t i = lane; i < n_bytes; i += 32)
+			dst[i] = row[i];
+	}
+}
+
+/* ---- tiles ---- */
+
+/* Address of the byte at `at` (a multiple of 4) of the 4-bit indices of one token of V. */
+static __device__ __forceinline__ uint32_t nibbles_v_offset(uint32_t d, uint32_t token, uint32_t at)
+{
+	const uint32_t piece_bytes = d / 16, piece = at / piece_bytes;
+
+	return (token >> 3) * 4 * d + (4 * piece + (token & 7u) / 2) * 2 * piece_bytes +
+		(token & 1u) * piece_bytes + at % piece_bytes;
+}
+
+/* Four bits: the row's own bytes, K as they are, V in pieces of 16 channels. */
+static __device__ void move_nibbles(
+	uint8_t *indices, uint32_t d, uint32_t token, bool is_v, bool is_read, uint8_t *row)
+{
+	for (uint32_t at = 4 * kvg_lane(); at < d / 2; at += 128) {
+		uint32_t *there = (uint32_t *)(indices + (is_v ? nibbles_v_offset(d, token, at) : token * (d / 2) + at));
+
+		if (is_read)
+			*(uint32_t *)(row + at) = *there;
+		else
+			*there = *(const uint32_t *)(row + at);
+	}
+}
+
+/*
+ * Two and three bits at 128 channels: the fragments that decode_grid.cuh reads. Lane 4g + c of a tile has two groups
+ * x of `bits` words; a group holds 32 codes, four selector words of eight nibbles. Nibble n of selector word i is, for
+ * K, channel 32c + 8i + n of token 4 (g >> 1) + 2x + (g & 1); for V, token 4c + (n & 3) and channel
+ * 64x + 16i + 8 (n >> 2) + g.
+ */
+static __device__ __forceinline__ uint32_t *fragment_word(uint8_t *indices, uint32_t lane, uint32_t word)
+{
+	return (uint32_t *)(indices + (word < 4 ? 16 * lane + 4 * word : 512 + 8 * lane + 4 * (word - 4)));
+}
+
+struct fragment_place {
+	uint32_t lane, group, selector, nibble;
+};
+
+static __device__ __forceinline__ struct fragment_place place_in_fragments(uint32_t token, bool is_v, uint32_t channel)
+{
+	if (is_v)
+		return { 4 * (channel & 7u) + token / 4, channel / 64, channel / 16 & 3u,
+			4 * (channel / 8 & 1u) + (token & 3u) };
+	return { 4 * (2 * (token / 4) + (token & 1u)) + channel / 32, token / 2 & 1u, channel / 8 & 3u, channel & 7u };
+}
+
+/* The inverse for one token: the channel of a nibble. */
+static __device__ __forceinline__ uint32_t channel_at(
+	bool is_v, uint32_t lane, uint32_t group, uint32_t selector, uint32_t nibble)
+{
+	return is_v ? 64 * group + 16 * selector + 8 * (nibble / 4) + lane / 4 : 32 * (lane & 3u) + 8 * selector + nibble;
+}
+
+/* Three bits: word i has selector i, and in each nibble's top bit a bit of selector 3. Two: selectors 2i, 2i + 1. */
+static __device__ uint32_t make_nibble(const struct kvg_row_scratch *s, uint32_t bits, bool is_v, uint32_t lane,
+	uint32_t group, uint32_t word, uint32_t nibble)
+{
+	if (bits == 3)
+		return kvg_code_at(s->row, 3, channel_at(is_v, lane, group, word, nibble)) |
+			(kvg_code_at(s->row, 3, channel_at(is_v, lane, group, 3, nibble)) >> word & 1u) << 3;
+	return kvg_code_at(s->row, 2, channel_at(is_v, lane, group, 2 * word, nibble)) |
+		kvg_code_at(s->row, 2, channel_at(is_v, lane, group, 2 * word + 1, nibble)) << 2;
+}
+
+static __device__ __forceinline__ uint32_t read_fragment(
+	uint8_t *indices, uint32_t bits, const struct fragment_place &at)
+{
+	uint32_t code = 0;
+
+	if (bits == 2)
+		return *fragment_word(indices, at.lane, 2 * at.group + at.selector / 2) >>
+			(4 * at.nibble + 2 * (at.selector & 1u)) & 3u;
+	if (at.selector < 3)
+		return *fragment_word(indices, at.lane, 3 * at.group + at.selector) >> 4 * at.nibble & 7u;
+	for (uint32_t k = 0; k < 3; k++)
+		code |= (*fragment_word(indices, at.lane, 3 * at.group + k) >> (4 * at.nibble + 3) & 1u) << k;
+	return code;
+}
+
+static __device__ void read_fragments(uint8_t *indices, const struct kvg_codec *codec, uint32_t token, bool is_v,
+	struct kvg_row_scratch *s)
+{
+	for (uint32_t i = kvg_lane(); i < 128; i += 32)
+		s->codes[i] = (uint8_t)read_fragment(indices, codec->bits, place_in_fragments(token, is_v, i));
+	__syncwarp();
+	kvg_pack(&codec->segments[0], s->codes, s->row);
+}
+
+/*
+ * A word of K belongs to one token. A word of V holds two nibbles of each of four tokens, which four warps may
+ * write at a time: each changes only its own bits, and nobody reads meanwhile.
+ */
+static __device__ void write_fragments(
+	uint8_t *indices, uint32_t bits, uint32_t token, bool is_v, const struct kvg_row_scratch *s)
+{
+	const uint32_t n_words = is_v ? 16 * bits : 4 * bits;
+
+	for (uint32_t w = kvg_lane(); w < n_words; w += 32) {
+		const uint32_t word = w % bits, rest = w / bits;
+		uint32_t value = 0;
+
+		if (is_v) {
+			const uint32_t lane = 4 * (rest / 2) + token / 4, group = rest & 1u, e = token & 3u;
+			uint32_t *there = fragment_word(indices, lane, group * bits + word);
+
+			for (uint32_t n = e; n < 8; n += 4)
+				value |= make_nibble(s, bits, true, lane, group, word, n) << 4 * n;
+			atomicAnd(there, ~(0x000F000Fu << 4 * e));
+			atomicOr(there, value);
+		} else {
+			const struct fragment_place at = place_in_fragments(token, false, 32 * rest);
+
+			for (uint32_t n = 0; n < 8; n++)
+				value |= make_nibble(s, bits, false, at.lane, at.group, word, n) << 4 * n;
+			*fragment_word(indices, at.lane, at.group * bits + word) = value;
+		}
+	}
+}
+
+/* One row of K or V between shared memory and a tile (KERNELS 2). */
+static __device__ void move_tile_row(uint8_t *tile, const struct kvg_codec *codec, uint32_t token, bool is_v,
+	bool is_read, struct kvg_row_scratch *s)
+{
+	const uint32_t d = codec->head_dim, bits = codec->bits, index_bytes = d * bits / 8;
+	const uint32_t norms_at = KVG_TILE_TOKENS * index_bytes;
+	uint8_t *half = tile + (is_v ? norms_at + 64 : 0);
+	/* Position 2g + h has the norm of the token in row g + 8h of the kernel's first operand. */
+	const uint32_t position = bits == 4 ? 2 * (token & 7u) + token / 8
+					    : 4 * (token / 4) + 2 * (token & 1u) + (token / 2 & 1u);
+	uint32_t *norm = (uint32_t *)(half + norms_at) + position;
+
+	if (bits == 4)
+		move_nibbles(half, d, token, is_v, is_read, s->row);
+	else if (is_read)
+		read_fragments(half, codec, token, is_v, s);
+	else
+		write_fragments(half, bits, token, is_v, s);
+	if (kvg_lane() == 0) {
+		if (is_read)
+			*(uint32_t *)(s->row + index_bytes) = *norm;
+		else
+			*norm = *(const uint32_t *)(s->row + index_bytes);
+	}
+	__syncwarp();
+}
+
+static __device__ void move_page_row(const struct kvg_tables *tables, const struct kvg_layer *layer,
+	const struct kvg_codec *codec, bool is_v, uint64_t slot, uint32_t head, bool is_read,
+	struct kvg_row_scratch *s)
+{
+	const uint64_t block = slot / tables->block_size;
+	const uint32_t token = (uint32_t)(slot % tables->block_size);
+
+	if (layer->layout == KVG_LAYOUT_TILES) {
+		const uint32_t tile_bytes = KVG_TILE_TOKENS * 2 * codec->row_bytes;
+		const uint64_t tile =
+			(block * tables->kv_heads + head) * (tables->block_size / KVG_TILE_TOKENS) +
+			token / KVG_TILE_TOKENS;
+
+		move_tile_row(layer->k + tile * tile_bytes, codec, token % KVG_TILE_TOKENS, is_v, is_read, s);
+		return;
+	}
+
+	uint8_t *at = (is_v ? layer->v : layer->k) +
+		((block * tables->kv_heads + head) * tables->block_size + token) * codec->row_bytes;
+
+	if (is_read)
+		copy_in(at, codec->row_bytes, s->row);
+	else
+		copy_out(s->row, codec->row_bytes, at);
+}
+
+/* The op that row `idx` belongs to: the last one that begins at or before it. */
+static __device__ const struct kvg_row_op *find_op(const struct kvg_row_op *ops, uint32_t n_ops, uint64_t idx)
+{
+	uint32_t low = 0, high = n_ops;
+
+	while (high - low > 1) {
+		const uint32_t middle = (low + high) / 2;
+
+		if (ops[middle].row_first <= idx)
+			low = middle;
+		else
+			high = middle;
+	}
+	return &ops[low];
+}
+
+static __device__ bool write_row(const struct kvg_tables *tables, const struct kvg_codec *codec, uint32_t dtype,
+	const uint8_t *wire, struct kvg_row_scratch *s)
+{
+	if (dtype == KVG_PACKED) {
+		copy_in(wire, codec->row_bytes, s->row);
+		return kvg_validate(tables, codec, s->row);
+	}
+
+	const uint32_t bytes = kvg_number_bytes(dtype);
+
+	copy_in(wire, codec->head_dim * bytes, s->row);
+	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
+		s->x[i] = kvg_load_number(s->row + i * bytes, dtype);
+	__syncwarp();
+	return kvg_encode(tables, codec, s);
+}
+
+static __device__ void read_row(const struct kvg_tables *tables, const struct kvg_codec *codec, uint32_t dtype,
+	uint8_t *wire, struct kvg_row_scratch *s)
+{
+	if (dtype == KVG_PACKED) {
+		copy_out(s->row, codec->row_bytes, wire);
+		return;
+	}
+
+	const uint32_t bytes = kvg_number_bytes(dtype);
+
+	kvg_decode(tables, codec, s);
+	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
+		kvg_store_number(s->x[i], dtype, wire + i * bytes);
+}
+
+/* Rows of an op are numbered (layer, side, token, head), so that neighbours on the wire are neighbours here. */
+static __device__ void do_row(const struct kvg_rows_params *params, uint64_t idx, struct kvg_row_scratch *s)
+{
+	const struct kvg_tables *tables = &params->tables;
+	const struct kvg_row_op *op = find_op(params->ops, params->n_ops, idx);
+	uint64_t rest = idx - op->row_first;
+	const uint32_t head = (uint32_t)(rest % tables->kv_heads);
+
+	rest /= tables->kv_heads;
+
+	const uint32_t token = (uint32_t)(rest % op->n_tokens);
+
+	rest /= op->n_tokens;
+
+	const bool is_v = (rest & 1u) != 0;
+	const uint32_t layer_at = (uint32_t)(rest / 2), layer_idx = op->layer_first + layer_at;
+	const struct kvg_layer *layer = &tables->layers[layer_idx];
+	const struct kvg_codec *codec = &tables->codecs[is_v ? layer->v_codec : layer->k_codec];
+	const int64_t slot = op->slots[(uint64_t)layer->group_idx * op->n_tokens + token];
+	uint8_t *base = is_v ? op->v : op->k;
+	const uint32_t dtype = is_v ? op->v_dtype : op->k_dtype;
+	const uint64_t wire_bytes =
+		dtype == KVG_PACKED ? codec->row_bytes : codec->head_dim * kvg_number_bytes(dtype);
+
+	if (!base || slot < 0)
+		return;
+
+	uint8_t *wire =
+		base + ((layer_at * (is_v ? op->v_stride : op->k_stride) + token) * tables->kv_heads + head) * wire_bytes;
+
+	if (op->mode == KVG_ROWS_READ) {
+		move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, true, s);
+		read_row(tables, codec, dtype, wire, s);
+	} else if (write_row(tables, codec, dtype, wire, s)) {
+		move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, false, s);
+	} else if (kvg_lane() == 0) {
+		atomicMin((unsigned long long *)params->flags + op->result_idx,
+			(unsigned long long)layer_idx << 32 | token);
+	}
+	__syncwarp();
+}
+
+static __global__ void __launch_bounds__(WARPS * 32) rows_kernel(const __grid_constant__ struct kvg_rows_params params)
+{
+	__shared__ __align__(16) struct kvg_row_scratch scratch[WARPS];
+	const uint32_t warp = threadIdx.x / 32;
+
+	for (uint64_t idx = (uint64_t)blockIdx.x * WARPS + warp; idx < params.n_rows;
+		idx += (uint64_t)gridDim.x * WARPS)
+		do_row(&params, idx, &scratch[warp]);
+}
+
+cudaError_t kvg_rows_launch(const struct kvg_rows_params *params, cudaStream_t stream)
+{
+	const uint64_t wanted = (params->n_rows + WARPS - 1) / WARPS;
+	const uint32_t n_blocks = (uint32_t)(wanted < 132 * 8 ? wanted : 132 * 8);
+
+	if (n_blocks == 0)
+		return cudaSuccess;
+	rows_kernel<<<n_blocks, WARPS * 32, 0, stream>>>(*params);
+	return cudaGetLastError();
+}
+
+/*
+ * Block copies. A thread owns the same 16 bytes of every block, so copies on top of each other take effect in
+ * their order without any barrier.
+ */
+static __global__ void copy_kernel(const __grid_constant__ struct kvg_copy_params params)
+{
+	const struct kvg_layer *layer = &params.tables.layers[blockIdx.y / 2];
+	const bool is_v = blockIdx.y % 2 != 0;
+	const uint64_t block_bytes = is_v ? layer->v_block_bytes : layer->k_block_bytes;
+	const uint64_t at = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) * 16;
+	uint8_t *pages = is_v ? layer->v : layer->k;
+
+	if (at >= block_bytes)
+		return;
+	for (uint32_t i = 0; i < params.n_ops; i++) {
+		if (params.ops[i].group_idx == layer->group_idx)
+			*(uint4 *)(pages + params.ops[i].block_to * block_bytes + at) =
+				*(const uint4 *)(pages + params.ops[i].block_from * block_bytes + at);
+	}
+}
+
+cudaError_t kvg_copy_launch(const struct kvg_copy_params *params, cudaStream_t stream)
+{
+	const uint64_t n_pieces = params->block_bytes_max / 16;
+	const dim3 grid((unsigned)((n_pieces + 127) / 128), 2 * params->tables.n_layers);
+
+	if (params->n_ops == 0)
+		return cudaSuccess;
+	copy_kernel<<<grid, 128, 0, stream>>>(*params);
+	return cudaGetLastError();
+}
+
+cudaError_t kvg_rows_load(void)
+{
+	struct cudaFuncAttributes attributes;
+	const cudaError_t error = cudaFuncGetAttributes(&attributes, rows_kernel);
+
+	return error != cudaSuccess ? error : cudaFuncGetAttributes(&attributes, copy_kernel);
+}

@@ -1,0 +1,351 @@
+"""tqkvctl against a real daemon: what it prints, what it returns, and what it says when something is wrong."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import struct
+import subprocess
+import tempfile
+import threading
+import unittest
+
+import frames
+from daemon import BUILD, CAPTURE, DEMO, EXACT, PATIENCE_S, Daemon
+
+CTL = str(BUILD / "server/tqkvctl")
+
+
+def run(*args, env=None, cwd=None):
+    return subprocess.run([CTL, *map(str, args)], capture_output=True, text=True, timeout=PATIENCE_S,
+                          stdin=subprocess.DEVNULL, env=env, cwd=cwd)
+
+
+class Capture:
+    """A small capture of two layers whose parts a test may spoil. Attention over it is well behaved."""
+
+    TOKENS, Q_HEADS, KV_HEADS, DIM = 24, 2, 1, 16
+
+    def __init__(self):
+        self.tensors = {}
+        for layer in (0, 3):
+            for kind, heads in (("k", self.KV_HEADS), ("v", self.KV_HEADS), ("q", self.Q_HEADS)):
+                n = self.TOKENS * heads * self.DIM
+                values = [((i * 37 + layer * 11 + ord(kind) * 5) % 101 - 50) / 50 for i in range(n)]
+                self.tensors[f"{kind}.{layer}"] = ("F32", [self.TOKENS, heads, self.DIM], struct.pack(f"<{n}f", *values))
+        self.metadata = {"model": "made up"}
+
+    def bytes(self):
+        header, data = {"__metadata__": self.metadata}, b""
+        for name, (dtype, shape, values) in self.tensors.items():
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+            data += values
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + data
+
+
+class WithDaemon(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon("--pool", DEMO, "--pool", EXACT)
+        cls.files = tempfile.TemporaryDirectory(prefix="tqkv-test.")
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.daemon.stop()
+        cls.files.cleanup()
+        assert code == 0, code
+
+    def json(self, *args):
+        done = self.daemon.ctl(*args, "--json")
+        self.assertEqual(done.stderr, "")
+        return json.loads(done.stdout)
+
+    def text(self, *args):
+        done = self.daemon.ctl(*args)
+        self.assertEqual(done.stderr, "")
+        self.assertFalse(re.search("[\x00-\x08\x0b-\x1f\x7f]", done.stdout), "control characters")
+        return done.stdout
+
+    def fails(self, *args, words=(), code=1):
+        """Exit 1 with one sentence that holds the words, and nothing on standard output."""
+        done = self.daemon.ctl(*args, check=False)
+        self.assertEqual(done.returncode, code, done)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith("tqkvctl "), done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        return done.stderr
+
+    def file(self, data):
+        path = pathlib.Path(self.files.name) / "capture.safetensors"
+        path.write_bytes(data)
+        return path
+
+
+class Questions(WithDaemon):
+    def test_ping(self):
+        self.assertRegex(self.text("ping"), r"protocol 1, boot id [0-9a-f]{16}, 2 pools.*\n.*10 round trips: p50 \S+ \ws")
+        answer = self.json("ping", "-n", 25)
+        self.assertEqual((answer["n"], answer["n_pools"], answer["protocol"]), (25, 2, 1))
+        self.assertEqual(answer["boot_id"], self.daemon.get("/v1/info")["boot_id"])
+        self.assertTrue(0 < answer["p50_ns"] <= answer["p90_ns"] <= answer["p99_ns"])
+        for addr in (self.daemon.addr, self.daemon.tcp):
+            self.assertEqual(run("--addr", addr, "ping").returncode, 0)
+            self.assertEqual(run("ping", env=dict(os.environ, TQKV_ADDR=addr)).returncode, 0)
+
+    def test_info(self):
+        text = self.text("info")
+        for word in ("tqkvd", "backend", "arena", self.daemon.addr, self.daemon.tcp, "demo", "exact", "tq4"):
+            self.assertIn(word, text)
+        answer = self.json("info")
+        self.assertEqual(answer["info"]["pid"] if "info" in answer else answer["pid"], self.daemon.process.pid)
+
+    def test_occupancy_and_sessions(self):
+        with frames.Raw(self.daemon.addr) as raw:
+            raw.hello()
+            self.assertIn("no sessions", self.text("sessions"))
+            session = raw.open(b"exact", name=b"seen")
+            row = struct.pack("<64f", *range(64))
+            raw.call(frames.rows(frames.APPEND, session, [(9, 0, 20, 0, 1)], n_layers=2, k=row * 40, v=row * 40))
+            text = self.text("sessions")
+            self.assertRegex(text, rf"{session:016x}.*seen")
+            answer = self.json("sessions")
+            self.assertEqual([s["name"] for s in answer["sessions"]], ["seen"])
+            self.assertRegex(self.text("sessions", f"{session:016x}"), r"(?m)^\s*9\s+20\b")
+            answer = self.json("sessions", f"{session:016x}")
+            self.assertEqual([s["id"] for s in answer["sequences"]], ["9"])
+            self.assertRegex(self.text("occupancy"), r"(?m)^exact\s+1\s+1\s+20\s+64\s+62\b")
+            answer = self.json("occupancy")
+            self.assertEqual([pool["blocks"]["owned"] for pool in answer["pools"]], [0, 2])
+            raw.call(frames.frame(frames.CLOSE, session=session))
+        self.fails("sessions", f"{session:016x}", words=["STALE_HANDLE", f"{session:016x}"])
+        self.fails("sessions", "xyz", words=["'xyz'", "16 hex digits"], code=2)
+
+    def test_more_sessions_than_one_answer_holds(self):
+        with frames.Raw(self.daemon.addr) as raw:
+            raw.hello()
+            handles = [raw.open(b"exact") for _ in range(300)]
+            self.assertEqual(len(self.json("sessions")["sessions"]), 300)
+            self.assertEqual(self.text("sessions").count("exact"), 300)
+            for handle in handles:
+                raw.call(frames.frame(frames.CLOSE, session=handle))
+
+    def test_benches_run(self):
+        """That they run and count, not how fast."""
+        answer = self.json("bench", "echo", "-n", 50, "--bytes-in", "10KiB", "--bytes-out", "100KiB")
+        self.assertEqual((answer["n"], answer["bytes_in"], answer["bytes_out"]), (50, 10240, 102400))
+        self.assertIn("50 round trips", self.text("bench", "echo", "-n", 50))
+        answer = self.json("bench", "step", "-n", 20, "--rounds", 3, "--sequences", 3, "--context", 20)
+        self.assertEqual((answer["n"], len(answer["rounds"]), answer["sequences"]), (20, 3, 3))
+        self.assertGreater(answer["ratio_p50"], 0)
+        self.assertIn("ratio of p50", self.text("bench", "step", "-n", 20, "--rounds", 1, "--k", "bf16", "--v", "f32"))
+        self.assertEqual([pool["name"] for pool in self.daemon.get("/v1/pools")["pools"]], ["demo", "exact"])
+        self.fails("bench", "step", "-n", 10, "--k", "f99", words=["f99", "tq4"], code=2)
+        self.fails("bench", "step", "-n", 10, "--head-dim", 20, words=["head_dim", "20"], code=2)
+        self.fails("bench", "echo", "-n", 1, "--bytes-in", "2MiB", words=["TOO_LARGE"])
+
+
+class Replay(WithDaemon):
+    def tearDown(self):
+        """A replay leaves nothing behind, whatever became of it."""
+        self.assertEqual([pool["name"] for pool in self.daemon.get("/v1/pools")["pools"]], ["demo", "exact"])
+        self.assertEqual(self.daemon.get("/v1/sessions")["sessions"], [])
+
+    def test_a_models_cache_goes_through_the_daemon(self):
+        """The main job: outputs within their bounds, rows byte by byte, accounts that add up."""
+        done = self.daemon.ctl("replay", CAPTURE, "--json")
+        self.assertEqual(done.stderr, "", "no progress bar where nobody looks")
+        answer = json.loads(done.stdout)
+        self.assertTrue(answer["ok"], answer["failures"])
+        self.assertEqual((answer["tokens"], answer["layers"], answer["k"], answer["v"]), (256, 3, "tq4", "tq4"))
+        self.assertEqual([layer["layer"] for layer in answer["attention"]], [0, 18, 29])
+        for layer in answer["attention"]:
+            self.assertLess(layer["relative_error"], layer["relative_error_bound"])
+            self.assertLess(layer["relative_error"], layer["relative_error_zero_keys"] / 2)
+            self.assertLess(layer["relative_error_to_stored"], 1e-5)
+            self.assertGreater(layer["cosine"], 0.95)
+            self.assertEqual((layer["n_k_rows_differ"], layer["n_v_rows_differ"]), (0, 0))
+        self.assertEqual(answer["bytes_per_token"], 3 * 3 * 2 * 36)
+        self.assertAlmostEqual(answer["compression"], 2304 / 648, places=6)
+        occupancy = answer["occupancy"]
+        self.assertEqual(occupancy["before"], occupancy["after"])
+        self.assertEqual(occupancy["during"]["stored_bytes"], 256 * 648)
+        self.assertEqual(occupancy["during"]["blocks"]["owned"], 16)
+
+    def test_as_text_with_other_formats(self):
+        text = self.text("replay", CAPTURE, "--k", "bf16", "--v", "tq4", "--prefill", 250, "--chunk", 100, "--block-size", 32)
+        for word in ("ok ", "256 tokens", "prefill   250 tokens in chunks of 100", "rows/s", "p50", "p99", "zero keys", "cosine",
+                     "before", "during", "after"):
+            self.assertIn(word, text)
+        small = self.json("replay", self.file(Capture().bytes()), "--k", "f32", "--v", "f32")
+        self.assertTrue(small["ok"])
+        self.assertEqual([layer["layer"] for layer in small["attention"]], [0, 3])
+
+    def test_damaged_captures_are_refused_with_the_place(self):
+        whole = Capture().bytes()
+        n_header = struct.unpack_from("<Q", whole)[0]
+
+        def spoiled(change):
+            capture = Capture()
+            change(capture)
+            return capture.bytes()
+
+        def value(name, index, number):
+            def change(capture):
+                dtype, shape, data = capture.tensors[name]
+                capture.tensors[name] = (dtype, shape, data[:4 * index] + struct.pack("<f", number) + data[4 * index + 4:])
+            return change
+
+        def shape(name, dims, dtype="F32"):
+            def change(capture):
+                n = dims[0] * dims[1] * dims[2] if len(dims) == 3 else dims[0] * dims[1]
+                capture.tensors[name] = (dtype, dims, b"\0" * n * 4)
+            return change
+
+        cases = [
+            (b"", ["empty"]),
+            (whole[:5], ["5 bytes"]),
+            (whole[:n_header // 2], ["header", str(n_header)]),
+            (whole[:-1], ["tensor 'q.3'", "offset"]),
+            (whole[:8 + n_header + 100], ["tensor 'k.0'", "offset"]),
+            (whole + b"x", ["offset", "data bytes"]),
+            (struct.pack("<Q", 1 << 60) + whole[8:], ["header", str(1 << 60)]),
+            (struct.pack("<Q", 2) + b"{}", ["not a capture"]),
+            (struct.pack("<Q", 2) + b"{!", ["line 1"]),
+            (spoiled(value("k.3", 5, float("nan"))), ["tensor 'k.3'", "token 0, head 0, channel 5", "not finite"]),
+            (spoiled(value("q.0", 35 * 16 + 2, float("inf"))), ["tensor 'q.0'", "token 17, head 1, channel 2"]),
+            (spoiled(shape("v.3", [24, 1, 32])), ["tensor 'v.3'", "32"]),
+            (spoiled(shape("k.3", [23, 1, 16])), ["tensor 'k.3'", "23"]),
+            (spoiled(shape("q.0", [24, 16])), ["tensor 'q.0'", "2 dimensions"]),
+            (spoiled(shape("q.0", [24, 2, 16], "I32")), ["tensor 'q.0'", "I32"]),
+            (spoiled(lambda capture: capture.tensors.pop("v.0")), ["layer 0", "'v.0'"]),
+            (spoiled(lambda capture: capture.tensors.pop("q.3")), ["layer 3", "'q.3'"]),
+            (spoiled(lambda capture: capture.metadata.update(q_heads="5")), ["q_heads", "'5'"]),
+            (spoiled(lambda capture: capture.metadata.update(model=7)), ["__metadata__", "model"]),
+        ]
+        for data, words in cases:
+            with self.subTest(words=words):
+                path = self.file(data)
+                self.fails("replay", path, words=words)
+                if not any("channel" in word for word in words):  # inspect shows rows that are not finite
+                    self.fails("capture", "inspect", path, words=[str(path), *words])
+
+    def test_formats_and_numbers_that_are_not_possible(self):
+        self.fails("replay", CAPTURE, "--k", "f99", words=["--k", "f99", "tq4"], code=2)
+        self.fails("replay", CAPTURE, "--block-size", 17, words=["block_size", "17"], code=2)
+        self.fails("replay", "/nonexistent.safetensors", words=["/nonexistent.safetensors", "No such file"])
+        self.fails("replay", self.files.name, words=[self.files.name])
+        self.assertEqual(run("replay", CAPTURE, "--chunk", "x").returncode, 2)
+
+    def test_inspect(self):
+        text = self.text("capture", "inspect", CAPTURE)
+        for word in ("SmolLM2-135M-Instruct", "k.29", "256 tokens", "BF16"):
+            self.assertIn(word, text)
+        answer = self.json("capture", "inspect", CAPTURE)
+        self.assertEqual(len(answer["tensors"]), 9)
+
+    def test_progress_is_for_terminals_only(self):
+        """A bar on a terminal; not one byte of it when piped (above)."""
+        main, terminal = pty.openpty()
+        seen = bytearray()
+
+        def read():
+            try:
+                while data := os.read(main, 4096):
+                    seen.extend(data)
+            except OSError:
+                pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        done = subprocess.run([CTL, "--addr", self.daemon.addr, "--http", self.daemon.http, "replay", CAPTURE],
+                              stdout=subprocess.PIPE, stderr=terminal, stdin=subprocess.DEVNULL, timeout=PATIENCE_S * 5, text=True)
+        os.close(terminal)
+        reader.join(PATIENCE_S)
+        os.close(main)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn(b"\r", bytes(seen))
+        self.assertIn(b"%", bytes(seen))
+        self.assertNotIn("\r", done.stdout)
+
+    def test_an_interrupt_leaves_nothing(self):
+        process = subprocess.Popen([CTL, "--addr", self.daemon.addr, "--http", self.daemon.http, "bench", "step", "-n", "100000"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while len(self.daemon.get("/v1/pools")["pools"]) < 3:
+            self.assertIsNone(process.poll())
+        process.send_signal(2)
+        _, text = process.communicate(timeout=PATIENCE_S)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("interrupted", text)
+
+
+class CommandLine(unittest.TestCase):
+    def commands(self):
+        text = run("--help").stdout
+        listed = re.search(r"commands:\n(.*?)\n\n", text, re.S).group(1)
+        return [re.match(r"  ((?:[a-z]+ ?)+?)(?: [A-Z\[]|\s\s)", line).group(1).strip() for line in listed.splitlines()]
+
+    def test_every_command_explains_itself(self):
+        commands = self.commands()
+        for name in ("ping", "info", "occupancy", "sessions", "replay", "bench echo", "bench step", "capture inspect"):
+            self.assertIn(name, commands)
+        for name in commands:
+            for flag in ("--help", "-h"):
+                done = run(*name.split(), flag)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), name)
+                self.assertTrue(done.stdout.startswith(f"usage: tqkvctl [options] {name}"), done.stdout)
+                for word in ("--addr", "--http", "--json", "--timeout-ms"):
+                    self.assertIn(word, done.stdout)
+        self.assertRegex(run("--version").stdout, r"^tqkvctl \d+\.\d+\.\d+, commit \S+\n$")
+
+    def test_wrong_command_lines_exit_2_with_advice(self):
+        for args, words in [
+            ([], ["no command", "tqkvctl --help"]), (["frobnicate"], ["'frobnicate'", "tqkvctl --help"]),
+            (["bench"], ["'bench echo'", "'bench step'"]), (["capture", "eat"], ["'capture inspect'"]),
+            (["ping", "--nope"], ["'--nope'", "tqkvctl ping --help"]), (["ping", "more"], ["'more'", "tqkvctl ping --help"]),
+            (["ping", "-n"], ["'-n'", "N"]), (["ping", "-n", "0"], ["--count", "'0'", "1"]), (["ping", "-n", "9x"], ["'9x'"]),
+            (["replay"], ["FILE", "tqkvctl replay --help"]), (["ping", "--json=1"], ["--json"]), (["--addr"], ["'--addr'", "ADDRESS"]),
+            (["bench", "echo", "--bytes-in", "1TB"], ["--bytes-in", "'1TB'"]), (["ping", "--timeout-ms", "-1"], ["--timeout-ms"]),
+        ]:
+            with self.subTest(args=args):
+                done = run(*args)
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+
+    def test_addresses_where_nobody_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for args, words in [
+                (["--addr", f"unix:{folder}/s", "ping"], [f"unix:{folder}/s", "No such file"]),
+                (["--addr", "tcp:127.0.0.1:1", "ping"], ["tcp:127.0.0.1:1", "refused"]),
+                (["--addr", "banana", "ping"], ["banana", "unix:/path"]), (["--addr", "tcp:127.0.0.1", "ping"], ["tcp:127.0.0.1"]),
+                (["--addr", f"unix:{folder}/{'x' * 200}", "ping"], ["x" * 50]),
+                (["--http", "127.0.0.1:1", "info"], ["127.0.0.1:1", "refused"]), (["--http", "banana", "info"], ["banana", "HOST:PORT"]),
+                (["--http", "127.0.0.1:1", "occupancy"], ["127.0.0.1:1"]), (["--http", "127.0.0.1:1", "sessions"], ["127.0.0.1:1"]),
+                (["--http", "127.0.0.1:1", "replay", CAPTURE], ["127.0.0.1:1"]),
+                (["--addr", f"unix:{folder}/s", "bench", "echo"], [f"unix:{folder}/s"]),
+            ]:
+                with self.subTest(args=args):
+                    done = run(*args)
+                    self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+                    self.assertEqual(done.stderr.count("\n"), 1)
+                    for word in words:
+                        self.assertIn(word, done.stderr)
+
+    def test_something_else_answers(self):
+        """The two addresses exchanged: the end is a sentence, at the latest after --timeout-ms."""
+        with Daemon("--pool", DEMO) as daemon:
+            done = run("--addr", f"tcp:{daemon.http}", "--timeout-ms", "1000", "ping")
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn(daemon.http, done.stderr)
+            done = run("--http", daemon.tcp[4:], "--timeout-ms", "3000", "info")
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn(daemon.tcp[4:], done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,427 @@
+/*
+ * The random client's requests.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/checked.h"
+#include "tests/sim/client.h"
+
+static uint32_t below(struct sim_peer *peer, uint32_t n)
+{
+	return sim_below(&peer->world->rng, n);
+}
+
+static bool chance(struct sim_peer *peer, uint32_t per_mille)
+{
+	return sim_chance(&peer->world->rng, per_mille);
+}
+
+static bool is_wrong(struct sim_peer *peer)
+{
+	return chance(peer, peer->world->config.wrong_per_mille);
+}
+
+static struct sim_request *new_request(struct sim_peer *peer, uint16_t opcode)
+{
+	return sim_world_request(peer->world, peer, opcode);
+}
+
+static enum kv_dtype any_dtype(struct sim_peer *peer)
+{
+	return (enum kv_dtype)(KV_DTYPE_F32 + below(peer, 3));
+}
+
+/* ---- flaws ---- */
+
+static void maybe_flaw(struct sim_peer *peer, struct sim_request *request)
+{
+	const bool is_rows = sim_request_is_rows(request);
+	const bool has_session = request->session != 0;
+
+	if (!chance(peer, peer->world->config.flaw_per_mille))
+		return;
+	const enum sim_flaw flaw =
+		(enum sim_flaw)(1 + below(peer, (is_rows ? SIM_N_FLAWS : SIM_FLAW_N_LAYERS) - 1));
+
+	if (flaw == SIM_FLAW_KEEPS || flaw == SIM_FLAW_EARLY)
+		return;
+	if (flaw == SIM_FLAW_BODY_CRC && !is_rows)
+		return;
+	if (flaw >= SIM_FLAW_HANDLE_0 && !has_session)
+		return;
+	if (flaw == SIM_FLAW_HANDLE_0 && request->opcode == KVP_OP_PING)
+		return; /* renews all */
+	/* Below KEEPS the connection ends: rarer, so that others happen too. */
+	if (flaw < SIM_FLAW_KEEPS && chance(peer, 700))
+		return;
+	if (flaw == SIM_FLAW_DUPLICATE && request->n_items < 2)
+		return;
+	request->flaw = flaw;
+}
+
+static void send(struct sim_peer *peer, struct sim_request *request)
+{
+	maybe_flaw(peer, request);
+	sim_client_send(peer, request);
+}
+
+/* ---- sessions ---- */
+
+static void fill_names(struct sim_peer *peer, struct sim_request *request, bool is_open)
+{
+	const struct sim_config *config = &peer->world->config;
+
+	if (is_open) {
+		uint32_t idx = below(peer, config->n_pools);
+
+		if (config->pool_per_mille > 0 && chance(peer, 150))
+			idx = SIM_POOLS_MAX;
+		snprintf(request->pool_name, sizeof(request->pool_name), "%s",
+			is_wrong(peer) && idx > 0 ? "nowhere" : sim_pool_name(idx));
+	}
+	if (!is_open || chance(peer, 600))
+		snprintf(request->session_name, sizeof(request->session_name), "s%u", below(peer, 5));
+	request->open.pool_name_bytes = (uint16_t)strlen(request->pool_name);
+	request->open.session_name_bytes = (uint16_t)strlen(request->session_name);
+}
+
+static void ask_open(struct sim_peer *peer)
+{
+	const struct sim_config *config = &peer->world->config;
+	struct sim_request *request = new_request(peer, KVP_OP_OPEN);
+
+	fill_names(peer, request, true);
+	request->open.priority = (uint16_t)below(peer, 4);
+	request->open.lease_ms = chance(peer, 500) ? 0 : config->lease_ms + below(peer, 50);
+	if (chance(peer, 250))
+		request->open.reserve_blocks = below(peer, config->pools[0].n_blocks / 2 + 2);
+	if (chance(peer, 200))
+		request->open.sequences_max = 1 + below(peer, 4);
+	if (chance(peer, 200))
+		request->open.tokens_max = 8 + below(peer, 40);
+	if (is_wrong(peer))
+		request->open.fingerprint = 12345;
+	send(peer, request);
+}
+
+static void ask_attach(struct sim_peer *peer)
+{
+	struct sim_request *request = new_request(peer, KVP_OP_ATTACH);
+
+	fill_names(peer, request, false);
+	if (is_wrong(peer))
+		request->open.fingerprint = 12345;
+	send(peer, request);
+}
+
+/* A handle that it owns; sometimes somebody else's. 0: it has none. */
+static uint64_t any_session(struct sim_peer *peer)
+{
+	const struct sim_world *world = peer->world;
+
+	if (is_wrong(peer)) {
+		const struct sim_peer *other = &world->peers[below(peer, world->config.n_peers)];
+
+		if (other->n_sessions > 0)
+			return other->sessions[below(peer, other->n_sessions)];
+	}
+	return peer->n_sessions > 0 ? peer->sessions[below(peer, peer->n_sessions)] : 0;
+}
+
+/* ---- what a session holds ---- */
+
+/* Tokens that appends of this peer, which are not planned yet, will add to the sequence on the layer. */
+static uint32_t under_way(const struct sim_peer *peer, uint64_t handle, uint64_t sequence, uint32_t layer)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < peer->n_pending; i++) {
+		const struct sim_request *request = peer->pending[i];
+
+		if (request->session != handle || request->planned_seq != 0 || request->flaw != SIM_FLAW_NONE ||
+			!sim_request_is_rows(request) || layer < request->layer_first ||
+			layer >= request->layer_first + request->n_layers)
+			continue;
+		for (uint32_t k = 0; k < request->n_items; k++) {
+			if (request->items[k].sequence == sequence)
+				n += request->items[k].n_tokens;
+		}
+	}
+	return n;
+}
+
+static uint32_t length_of(
+	const struct sim_peer *peer, const struct sim_session *session, uint64_t id, uint32_t layer)
+{
+	const struct sim_sequence *sequence = sim_model_sequence(session, id);
+
+	return (sequence ? sequence->layers[layer].planned : 0) + under_way(peer, session->handle, id, layer);
+}
+
+static void spoil_position(struct sim_peer *peer, struct sim_item *item)
+{
+	if (!is_wrong(peer))
+		return;
+	if (item->position > 0 && chance(peer, 500))
+		item->position -= 1 + below(peer, item->position);
+	else
+		item->position += 1 + below(peer, 5);
+}
+
+static void add_item(struct sim_peer *peer, struct sim_request *request, const struct sim_session *session,
+	uint64_t sequence)
+{
+	const struct sim_config *config = &peer->world->config;
+	struct sim_item *item = &request->items[request->n_items++];
+	const uint32_t length = length_of(peer, session, sequence, request->layer_first);
+
+	item->sequence = sequence;
+	item->q_len = request->opcode != KVP_OP_APPEND;
+	if (request->opcode == KVP_OP_DECODE) {
+		item->position = chance(peer, 300) ? KV_LENGTH_PLANNED : below(peer, length + 1);
+		if (item->position != KV_LENGTH_PLANNED)
+			spoil_position(peer, item);
+		return;
+	}
+	item->position = length;
+	item->n_tokens = 1 + below(peer, chance(peer, 300) ? config->tokens_per_item_max : 4);
+	spoil_position(peer, item);
+	if (item->position == 0 && !is_wrong(peer))
+		item->flags |= KVP_ITEM_CREATE;
+	if (chance(peer, 100))
+		item->flags |= KVP_ITEM_EVICTABLE;
+	item->row_counter = sim_world_rows(peer->world, item->n_tokens);
+	if (chance(peer, config->nan_per_mille)) {
+		item->bad_layer = request->layer_first + below(peer, request->n_layers);
+		item->bad_row = below(peer, item->n_tokens);
+		item->is_bad_v = chance(peer, 500);
+	}
+}
+
+/* Mostly one that is there. */
+static uint64_t any_sequence(struct sim_peer *peer, const struct sim_session *session, uint32_t new_per_mille)
+{
+	const struct sim_sequence *sequence = session->sequences;
+
+	if (session->n_sequences == 0 || chance(peer, new_per_mille))
+		return 1 + below(peer, 6);
+	for (uint32_t i = below(peer, session->n_sequences); i > 0; i--)
+		sequence = sequence->next;
+	return sequence->id;
+}
+
+/* ---- rows ---- */
+
+static void choose_layers(struct sim_peer *peer, struct sim_request *request)
+{
+	const uint32_t n_layers = request->spec->n_layers;
+
+	if (request->opcode == KVP_OP_APPEND && chance(peer, 600)) {
+		request->n_layers = n_layers;
+	} else if (request->opcode == KVP_OP_APPEND || request->opcode == KVP_OP_READ) {
+		request->layer_first = below(peer, n_layers);
+		request->n_layers = 1 + below(peer, n_layers - request->layer_first);
+	} else {
+		request->layer_first = below(peer, n_layers);
+		request->n_layers = 1;
+	}
+}
+
+static void choose_dtypes(struct sim_peer *peer, struct sim_request *request)
+{
+	static const uint32_t flags[] = { KVP_ROWS_LSE, KVP_ROWS_Q_ROTATED, KVP_ROWS_OUT_ROTATED,
+		KVP_ROWS_NO_SINKS };
+
+	if (request->opcode != KVP_OP_DECODE) {
+		request->k_dtype = any_dtype(peer);
+		request->v_dtype = any_dtype(peer);
+	}
+	if (request->opcode == KVP_OP_APPEND)
+		return;
+	request->q_dtype = any_dtype(peer);
+	request->out_dtype = any_dtype(peer);
+	for (uint32_t i = 0; i < KV_LENGTH(flags); i++) {
+		if (chance(peer, i == 0 ? 500 : 150))
+			request->rows_flags |= flags[i];
+	}
+	if (chance(peer, 200))
+		request->scale = 0.125f * (float)(1 + below(peer, 16));
+}
+
+static void ask_rows(struct sim_peer *peer, uint16_t opcode, const struct sim_session *session)
+{
+	const struct sim_config *config = &peer->world->config;
+	struct sim_request *request = new_request(peer, opcode);
+	const uint32_t n_items = 1 + below(peer, config->items_max);
+	uint64_t sequence = any_sequence(peer, session, opcode == KVP_OP_DECODE ? 50 : 300);
+
+	request->session = session->handle;
+	request->spec = sim_world_spec(peer->world, session->pool->spec->name);
+	choose_layers(peer, request);
+	choose_dtypes(peer, request);
+	if (chance(peer, 150))
+		request->flags |= KVP_FLAG_BODY_CRC;
+	if (chance(peer, 150))
+		request->flags |= KVP_FLAG_TIMINGS;
+	if (chance(peer, config->deadline_per_mille))
+		request->deadline_us = 1 + below(peer, 2000);
+	for (uint32_t i = 0; i < n_items && i < SIM_ITEMS_MAX; i++) {
+		add_item(peer, request, session, sequence);
+		do
+			sequence++;
+		while (chance(peer, 600) && opcode == KVP_OP_DECODE && !sim_model_sequence(session, sequence));
+		if (sim_request_bytes(request) > config->frame_bytes_max)
+			break;
+	}
+	while (sim_request_bytes(request) > config->frame_bytes_max + KVP_HEADER_BYTES) {
+		struct sim_item *last = &request->items[request->n_items - 1];
+
+		if (last->n_tokens > 1) {
+			last->n_tokens = 1;
+			last->bad_row = last->bad_layer = KV_ROW_NONE;
+		} else {
+			request->n_items--;
+		}
+	}
+	request->query_counter = peer->world->query_counter + 1;
+	peer->world->query_counter += request->n_items;
+	send(peer, request);
+}
+
+static void ask_read(struct sim_peer *peer, const struct sim_session *session)
+{
+	struct sim_request *request = new_request(peer, KVP_OP_READ);
+	struct sim_item *item = &request->items[0];
+
+	request->session = session->handle;
+	request->spec = sim_world_spec(peer->world, session->pool->spec->name);
+	request->n_items = 1;
+	choose_layers(peer, request);
+	request->k_dtype = chance(peer, 300) ? KV_DTYPE_PACKED : (enum kv_dtype)below(peer, 4);
+	request->v_dtype = chance(peer, 300) ? KV_DTYPE_PACKED : any_dtype(peer);
+	item->sequence = any_sequence(peer, session, 50);
+	const uint32_t length = length_of(peer, session, item->sequence, request->layer_first);
+
+	item->position = below(peer, length + 1);
+	item->n_tokens = 1 + below(peer, length - item->position + 1);
+	if (item->n_tokens > 32)
+		item->n_tokens = 32;
+	spoil_position(peer, item);
+	send(peer, request);
+}
+
+static void ask_items(struct sim_peer *peer, uint16_t opcode, const struct sim_session *session)
+{
+	struct sim_request *request = new_request(peer, opcode);
+	uint64_t sequence = any_sequence(peer, session, 100);
+
+	request->session = session->handle;
+	request->n_items = 1 + below(peer, 2);
+	for (uint32_t i = 0; i < request->n_items; i++) {
+		request->items[i].sequence = sequence;
+		if (opcode == KVP_OP_TRUNCATE)
+			request->items[i].position =
+				below(peer, length_of(peer, session, sequence, 0) + 3);
+		sequence += 1 + below(peer, 3);
+	}
+	send(peer, request);
+}
+
+/* ---- the others ---- */
+
+static void ask_tell(struct sim_peer *peer, uint64_t handle)
+{
+	struct sim_request *request = new_request(peer, KVP_OP_TELL);
+
+	request->session = handle;
+	request->tell.sequence_from = below(peer, 4);
+	request->tell.n_sequences_max = below(peer, 3) ? KVP_ITEMS_MAX : below(peer, 4);
+	request->tell.flags = chance(peer, 700) ? KVP_TELL_PER_LAYER : 0;
+	send(peer, request);
+}
+
+static void ask_cancel(struct sim_peer *peer)
+{
+	struct sim_request *request = new_request(peer, KVP_OP_CANCEL);
+	struct sim_request *target = peer->n_pending > 0 ? peer->pending[below(peer, peer->n_pending)] : NULL;
+
+	request->cancel_id = target ? target->id : 1ull << 40;
+	send(peer, request);
+	if (target && request->flaw == SIM_FLAW_NONE)
+		target->n_cancels++;
+}
+
+static void ask_ping(struct sim_peer *peer, uint64_t handle)
+{
+	const uint64_t most = peer->world->config.frame_bytes_max - 64;
+	struct sim_request *request = new_request(peer, KVP_OP_PING);
+
+	if (chance(peer, 400)) {
+		request->has_echo = true;
+		request->echo_payload_bytes =
+			chance(peer, 100) ? below(peer, (uint32_t)most) : below(peer, 600);
+		request->echo_bytes = chance(peer, 100) ? below(peer, (uint32_t)most) : below(peer, 600);
+	} else if (chance(peer, 500)) {
+		request->session = handle;
+	}
+	send(peer, request);
+}
+
+static void ask_close(struct sim_peer *peer, uint64_t handle)
+{
+	struct sim_request *request = new_request(peer, KVP_OP_CLOSE);
+
+	request->session = handle;
+	send(peer, request);
+}
+
+static void ask_pool_info(struct sim_peer *peer)
+{
+	struct sim_request *request = new_request(peer, KVP_OP_POOL_INFO);
+
+	request->pool_info.what = (uint16_t)below(peer, 3);
+	snprintf(request->pool_name, sizeof(request->pool_name), "%s",
+		is_wrong(peer) ? "nowhere" : sim_pool_name(0));
+	request->pool_info.pool_name_bytes = (uint16_t)strlen(request->pool_name);
+	send(peer, request);
+}
+
+void sim_client_ask(struct sim_peer *peer)
+{
+	struct sim_world *world = peer->world;
+	const uint64_t handle = any_session(peer);
+	const struct sim_session *session = handle ? sim_model_session(&world->model, handle) : NULL;
+	const uint32_t dice = below(peer, 1000);
+	const uint32_t n_attach = world->config.attach_per_mille, n_close = world->config.close_per_mille;
+
+	if (dice < n_attach) {
+		ask_attach(peer);
+	} else if (dice < n_attach + 20 || !handle || (peer->n_sessions < 2 && chance(peer, 100))) {
+		ask_open(peer);
+	} else if (dice < n_attach + n_close + 20) {
+		ask_close(peer, handle);
+	} else if (dice < 160) {
+		ask_ping(peer, handle);
+	} else if (dice < 160 + world->config.cancel_per_mille) {
+		ask_cancel(peer);
+	} else if (dice < 300) {
+		ask_tell(peer, handle);
+	} else if (dice < 310) {
+		ask_pool_info(peer);
+	} else if (!session || !session->is_open) {
+		ask_tell(peer, handle); /* finds out */
+	} else if (dice < 350) {
+		ask_items(peer, KVP_OP_TRUNCATE, session);
+	} else if (dice < 380) {
+		ask_items(peer, KVP_OP_FREE, session);
+	} else if (dice < 480) {
+		ask_read(peer, session);
+	} else if (dice < 640) {
+		ask_rows(peer, KVP_OP_DECODE, session);
+	} else if (dice < 800) {
+		ask_rows(peer, KVP_OP_APPEND_DECODE, session);
+	} else {
+		ask_rows(peer, KVP_OP_APPEND, session);
+	}
+}

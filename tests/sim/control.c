@@ -1,0 +1,182 @@
+/*
+ * Control requests: what the HTTP side would post, and what its snapshots must hold.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/sim/world.h"
+
+static struct sim_asked *asked_of(struct srv_control *control)
+{
+	return kv_container_of(control, struct sim_asked, control);
+}
+
+static void check_sessions(const struct sim_world *world, const struct srv_control *control)
+{
+	for (uint32_t i = 0; i < control->n_rows; i++) {
+		const struct srv_session_row *row = &control->rows.sessions[i];
+		const struct sim_session *session = sim_model_session(&world->model, row->handle);
+
+		SIM_CHECK(session && session->is_open, "a session is listed that is not open");
+		SIM_CHECK(row->n_sequences == session->n_sequences && row->owner_id == session->owner_id &&
+				strcmp(row->name, session->name) == 0,
+			"a session is listed with other values");
+	}
+	SIM_CHECK(control->cursor > 0 || control->cursor_next > 0 ||
+			control->n_rows == world->model.n_open,
+		"%u sessions are listed, %u are open", control->n_rows, world->model.n_open);
+}
+
+static void check_session(const struct sim_world *world, const struct srv_control *control)
+{
+	const struct sim_session *session = sim_model_session(&world->model, control->id);
+
+	SIM_CHECK((control->status == KV_OK) == (session && session->is_open), "a session's view says %s",
+		kv_status_name(control->status));
+	for (uint32_t i = 0; control->status == KV_OK && i < control->n_rows; i++) {
+		const struct srv_sequence_row *row = &control->rows.sequences[i];
+		const struct sim_sequence *sequence = sim_model_sequence(session, row->id);
+
+		SIM_CHECK(sequence && row->length_min == sim_sequence_least(sequence, 0,
+							session->pool->spec->n_layers, false),
+			"a sequence is listed with another length");
+	}
+}
+
+static void check_pools(const struct sim_world *world, const struct srv_control *control)
+{
+	SIM_CHECK(control->n_rows == kv_domain_n_pools(world->server->domain), "pools are missing");
+	for (uint32_t i = 0; i < control->n_rows; i++) {
+		const struct srv_pool_row *row = &control->rows.pools[i];
+		const struct kv_block_counts *blocks = &row->blocks[0];
+		const struct kv_memory_report *memory = &row->memory;
+
+		SIM_CHECK(blocks->n_free + blocks->n_owned + blocks->n_shared + blocks->n_draining ==
+				blocks->n_total,
+			"blocks by state do not add up");
+		SIM_CHECK(memory->payload_bytes + memory->norms_bytes + memory->scales_bytes +
+					memory->zeros_bytes + memory->exact_bytes ==
+				memory->stored_bytes,
+			"the memory report does not add up");
+		SIM_CHECK(memory->stored_bytes + memory->workspace_bytes + memory->reserved_bytes +
+					memory->free_bytes ==
+				row->block_bytes[0] * blocks->n_total,
+			"stored, slack, reserved and free bytes are not the pool's");
+	}
+}
+
+static void done(struct srv_control *control)
+{
+	struct sim_world *world = control->user;
+
+	SIM_CHECK(asked_of(control)->is_posted, "a control request is answered twice");
+	asked_of(control)->is_posted = false;
+	SIM_CHECK(control->n_rows <= SRV_CONTROL_ROWS_MAX, "a snapshot of %u rows", control->n_rows);
+	/* Pools are few: all of them always. */
+	SIM_CHECK(control->n_rows <= control->n_rows_max || control->kind == SRV_CONTROL_POOLS ||
+			control->kind == SRV_CONTROL_OCCUPANCY,
+		"a snapshot of %u rows, %u were asked for", control->n_rows, control->n_rows_max);
+	if (control->n_rows > world->maxima.n_rows)
+		world->maxima.n_rows = control->n_rows;
+	switch (control->kind) {
+	case SRV_CONTROL_SESSIONS:
+		check_sessions(world, control);
+		break;
+	case SRV_CONTROL_SESSION:
+		check_session(world, control);
+		break;
+	case SRV_CONTROL_POOLS:
+	case SRV_CONTROL_OCCUPANCY:
+		check_pools(world, control);
+		break;
+	case SRV_CONTROL_CONNECTIONS:
+		SIM_CHECK(control->cursor > 0 || control->cursor_next > 0 ||
+				control->n_rows == world->server->n_conns,
+			"%u connections are listed, %u are open", control->n_rows, world->server->n_conns);
+		break;
+	case SRV_CONTROL_POOL_CREATE:
+		SIM_CHECK(control->status == KV_OK || control->status == KV_EXISTS ||
+				control->status == KV_DRAINING,
+			"a pool could not be made: %s", control->error.msg);
+		SIM_CHECK((control->status == KV_OK) == (control->spec == NULL), "whose is the spec?");
+		break;
+	case SRV_CONTROL_POOL_DELETE:
+		SIM_CHECK(control->status == KV_OK || control->status == KV_NOT_FOUND ||
+				control->status == KV_BAD_STATE || control->status == KV_BUSY_RETRY,
+			"a pool could not be deleted: %s", control->error.msg);
+		break;
+	default:
+		break;
+	}
+}
+
+/* A spec for the extra pool, as the control thread would make it. */
+static struct kv_pool_spec *extra_spec(const struct sim_world *world)
+{
+	const struct sim_pool_config *pool = &world->config.pools[0];
+	struct kv_pool_spec *spec = NULL;
+	char text[256];
+	json_t *json = NULL;
+
+	snprintf(text, sizeof(text),
+		"name=%s,layers=%u,q_heads=%u,kv_heads=%u,k_head_dim=%u,v_head_dim=%u,k=%s,v=%s,block_size=%u,"
+		"blocks=%u,tokens_max=%u",
+		sim_pool_name(SIM_POOLS_MAX), pool->n_layers, pool->q_heads, pool->kv_heads, pool->k_head_dim,
+		pool->v_head_dim, pool->k, pool->v, pool->block_size, pool->n_blocks, pool->tokens_max);
+	enum kv_status status = kv_pool_spec_parse_short(text, &json, NULL);
+
+	SIM_CHECK(status == KV_OK, "%s", text);
+	status = kv_pool_spec_create(json, &spec, NULL);
+	SIM_CHECK(status == KV_OK, "%s", text);
+	json_decref(json);
+	return spec;
+}
+
+static void post_one(struct sim_world *world, struct sim_asked *asked)
+{
+	static const enum srv_control_kind kinds[] = { SRV_CONTROL_INFO, SRV_CONTROL_POOLS,
+		SRV_CONTROL_OCCUPANCY, SRV_CONTROL_SESSIONS, SRV_CONTROL_SESSION, SRV_CONTROL_CONNECTIONS,
+		SRV_CONTROL_READY };
+	struct srv_control *control = &asked->control;
+
+	kv_pool_spec_destroy(control->spec);
+	control->spec = NULL;
+	control->kind = kinds[sim_below(&world->rng, KV_LENGTH(kinds))];
+	control->id = control->cursor = 0;
+	control->n_rows_max = sim_chance(&world->rng, 500) ? 0 : sim_between(&world->rng, 1, 300);
+	control->is_deep = sim_chance(&world->rng, 500);
+	control->done = done;
+	control->user = world;
+	if (control->kind == SRV_CONTROL_SESSION && world->model.sessions)
+		control->id = world->model.sessions->handle;
+	if (sim_chance(&world->rng, 300))
+		control->cursor = sim_below(&world->rng, 8);
+	if (sim_chance(&world->rng, world->config.pool_per_mille)) {
+		const bool is_create = sim_chance(&world->rng, 500);
+
+		control->kind = is_create ? SRV_CONTROL_POOL_CREATE : SRV_CONTROL_POOL_DELETE;
+		control->spec = is_create ? extra_spec(world) : NULL;
+		snprintf(control->name, sizeof(control->name), "%s", sim_pool_name(SIM_POOLS_MAX));
+	}
+	asked->is_posted = true;
+	SIM_CHECK(srv_mailbox_post(&world->mailbox, control), "the mailbox is full");
+}
+
+void sim_controls_post(struct sim_world *world, uint32_t n)
+{
+	for (uint32_t i = 0; world->asked && i < SIM_CONTROLS && n > 0; i++) {
+		if (world->asked[i].is_posted)
+			continue;
+		post_one(world, &world->asked[i]);
+		n--;
+	}
+}
+
+bool sim_controls_are_done(const struct sim_world *world)
+{
+	for (uint32_t i = 0; world->asked && i < SIM_CONTROLS; i++) {
+		if (world->asked[i].is_posted)
+			return false;
+	}
+	return true;
+}

@@ -1,0 +1,243 @@
+/*
+ * The model's items: what planning must say, what is promised to decodes, what becomes of lengths.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/backend.h"
+#include "core/checked.h"
+#include "tests/sim/model.h"
+#include "tests/sim/payload.h"
+
+static bool is_append(uint8_t kind)
+{
+	return kind == KV_ITEM_APPEND || kind == KV_ITEM_APPEND_DECODE;
+}
+
+/* Blocks that an append up to `length` takes beyond the table, which may be longer than its lengths need. */
+static uint32_t blocks_needed(struct kv_session *real, uint64_t sequence_id, uint32_t length)
+{
+	const struct kv_sequence *sequence = kv_sequence_find(real, sequence_id);
+	const uint32_t n_have = sequence ? sequence->tables[0].n_blocks : 0;
+	const uint32_t n_want = kv_div_up_u32(length, real->pool->spec->block_size);
+
+	return n_want > n_have ? n_want - n_have : 0;
+}
+
+static enum kv_status check_create(const struct sim_model *model, const struct sim_session *session,
+	struct kv_session *real, const struct kv_item *item)
+{
+	struct kv_domain *domain = real->pool->domain;
+	uint32_t n_objects = 0, n_zombies = 0;
+
+	if (!(item->flags & KV_ITEM_CREATE))
+		return KV_NOT_FOUND;
+	if (session->n_sequences >= session->sequences_max)
+		return KV_LIMIT;
+	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++) {
+		n_objects += kv_domain_pool_at(domain, i)->n_sequences;
+		n_zombies += kv_domain_pool_at(domain, i)->n_zombies;
+	}
+	if (n_objects + n_zombies < model->sequences_max)
+		return KV_OK;
+	return n_zombies > 0 ? KV_BUSY_RETRY : KV_LIMIT;
+}
+
+static struct sim_expected plan_append(const struct sim_model *model, const struct sim_session *session,
+	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
+{
+	const struct sim_sequence *sequence = sim_model_sequence(session, item->sequence_id);
+	const struct kv_block_counts *counts = &real->pool->blocks[0].counts;
+	struct sim_expected expected = { KV_OK, KV_LAYER_NONE,
+		sequence ? sim_sequence_least(sequence, layer_first, n_layers, false) : 0, 0 };
+
+	if (!sequence)
+		expected.status = check_create(model, session, real, item);
+	else if ((item->flags & KV_ITEM_CREATE) && sim_sequence_longest(sequence) > 0)
+		expected.status = KV_EXISTS;
+	for (uint32_t l = layer_first; l < layer_first + n_layers && expected.status == KV_OK; l++) {
+		const uint32_t planned = sequence ? sequence->layers[l].planned : 0;
+
+		if (item->position != planned)
+			expected = (struct sim_expected){ KV_POSITION, l, planned, 0 };
+	}
+	if (expected.status != KV_OK)
+		return expected;
+	const uint64_t length = (uint64_t)item->position + item->n_tokens;
+
+	if (length > session->tokens_max) {
+		expected.status = KV_LEN_LIMIT;
+		return expected;
+	}
+	expected.n_blocks = blocks_needed(real, item->sequence_id, (uint32_t)length);
+	if (expected.n_blocks > session->reserve_left &&
+		expected.n_blocks - session->reserve_left > counts->n_free - counts->n_reserved)
+		expected.status = KV_POOL_FULL;
+	return expected;
+}
+
+struct sim_expected sim_model_plan(const struct sim_model *model, const struct sim_session *session,
+	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
+{
+	const struct sim_sequence *sequence = sim_model_sequence(session, item->sequence_id);
+	const bool is_all = item->kind == KV_ITEM_DECODE && item->position == KV_LENGTH_PLANNED;
+	const uint64_t end = (uint64_t)item->position + item->n_tokens;
+
+	if (is_append(item->kind))
+		return plan_append(model, session, real, item, layer_first, n_layers);
+	if (!sequence)
+		return (struct sim_expected){ KV_NOT_FOUND, KV_LAYER_NONE, 0, 0 };
+	for (uint32_t l = layer_first; l < layer_first + n_layers && !is_all; l++) {
+		if (end > sequence->layers[l].planned)
+			return (struct sim_expected){ KV_POSITION, l, sequence->layers[l].planned, 0 };
+	}
+	return (struct sim_expected){ KV_OK, KV_LAYER_NONE,
+		sim_sequence_least(sequence, layer_first, n_layers, false), 0 };
+}
+
+static struct sim_sequence *add_sequence(struct sim_session *session, uint64_t id)
+{
+	struct sim_sequence *sequence = calloc(1, sizeof(*sequence));
+
+	SIM_CHECK(sequence, "no memory for the model");
+	sequence->id = id;
+	sequence->next = session->sequences;
+	session->sequences = sequence;
+	session->n_sequences++;
+	return sequence;
+}
+
+static void put_rows(struct sim_sequence *sequence, const struct sim_request *request,
+	const struct sim_item *item, uint32_t l)
+{
+	struct sim_layer *layer = &sequence->layers[l];
+	const uint32_t length = item->position + item->n_tokens;
+
+	if (length > layer->n_max) {
+		layer->n_max = 2 * length + 16;
+		layer->row_ids = realloc(layer->row_ids, layer->n_max * sizeof(layer->row_ids[0]));
+		SIM_CHECK(layer->row_ids, "no memory for the model");
+	}
+	for (uint32_t t = 0; t < item->n_tokens; t++)
+		layer->row_ids[item->position + t] =
+			sim_row_id(item->row_counter + t, request->k_dtype, request->v_dtype);
+	layer->planned = length;
+}
+
+/* What a decode or READ of the item must see: the rows as they are planned now. */
+static void snapshot(
+	const struct sim_sequence *sequence, const struct sim_request *request, struct sim_item *item)
+{
+	const bool is_read = request->opcode == KVP_OP_READ;
+	const uint32_t first = is_read ? item->position : 0;
+	const uint32_t planned = sequence->layers[request->layer_first].planned;
+
+	if (is_read)
+		item->n_row_ids = item->n_tokens;
+	else if (request->opcode == KVP_OP_DECODE && item->position != KV_LENGTH_PLANNED)
+		item->n_row_ids = item->position;
+	else
+		item->n_row_ids = planned;
+	item->row_ids = malloc((size_t)request->n_layers * item->n_row_ids * sizeof(uint32_t) + 1);
+	SIM_CHECK(item->row_ids, "no memory for the model");
+	for (uint32_t l = 0; l < request->n_layers && item->n_row_ids > 0; l++)
+		memcpy(item->row_ids + (size_t)l * item->n_row_ids,
+			sequence->layers[request->layer_first + l].row_ids + first,
+			item->n_row_ids * sizeof(uint32_t));
+}
+
+void sim_model_planned(struct sim_session *session, const struct sim_request *request, struct sim_item *item,
+	uint32_t n_blocks, uint64_t now_ns)
+{
+	struct sim_sequence *sequence = sim_model_sequence(session, item->sequence);
+
+	if (item->n_tokens > 0 && request->opcode != KVP_OP_READ) {
+		session->reserve_left -= n_blocks < session->reserve_left ? n_blocks : session->reserve_left;
+		if (!sequence)
+			sequence = add_sequence(session, item->sequence);
+		for (uint32_t l = 0; l < request->n_layers; l++)
+			put_rows(sequence, request, item, request->layer_first + l);
+		if (item->flags & KVP_ITEM_EVICTABLE)
+			sequence->is_evictable = true;
+	}
+	if (request->opcode != KVP_OP_APPEND)
+		snapshot(sequence, request, item);
+	item->planned_on = sequence;
+	item->epoch = sequence->epoch;
+	sequence->n_pending++;
+	session->n_pending++;
+	session->life_ns = now_ns;
+}
+
+/* ---- finishing ---- */
+
+static void commit(struct sim_sequence *sequence, const struct sim_request *request, const struct sim_item *item)
+{
+	for (uint32_t l = request->layer_first; l < request->layer_first + request->n_layers; l++) {
+		struct sim_layer *layer = &sequence->layers[l];
+
+		SIM_CHECK(layer->committed == item->position,
+			"request %llu commits at %u, its sequence %llu has %u rows on layer %u",
+			(unsigned long long)request->id, item->position, (unsigned long long)item->sequence,
+			layer->committed, l);
+		layer->committed += item->n_tokens;
+	}
+}
+
+static void fall_back(struct sim_sequence *sequence)
+{
+	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++)
+		sequence->layers[l].planned = sequence->layers[l].committed;
+	sequence->epoch++;
+}
+
+static void count(struct sim_session *session, const struct sim_request *request, const struct sim_item *item)
+{
+	const uint64_t n_rows = (uint64_t)item->n_tokens * request->n_layers;
+
+	session->n_queries += item->q_len;
+	if (request->opcode == KVP_OP_READ)
+		session->n_rows_out += n_rows;
+	else
+		session->n_rows_in += n_rows;
+}
+
+void sim_model_finished(struct sim_model *model, struct sim_request *request, struct sim_item *item,
+	enum kv_status was_status, const struct kv_result *was_result, uint64_t now_ns)
+{
+	struct sim_sequence *sequence = item->planned_on;
+	struct sim_session *session = sim_model_session(model, request->session);
+	const bool is_stale = item->epoch != sequence->epoch;
+	const bool is_decided =
+		was_status == KV_CANCELLED || was_status == KV_DEADLINE || was_status == KV_DEVICE_LOST;
+	struct kv_result expected = *was_result;
+	uint32_t length;
+
+	if (is_stale) {
+		expected = (struct kv_result){ is_decided ? (uint16_t)was_status : KV_POSITION, KV_LAYER_NONE,
+			KV_ROW_NONE };
+		length = sim_sequence_least(sequence, request->layer_first, request->n_layers, true);
+	} else {
+		SIM_CHECK(was_status != KV_OK || item->n_completed == 1,
+			"request %llu is OK without having been worked on", (unsigned long long)request->id);
+		if (was_status == KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
+			commit(sequence, request, item);
+		else if (was_status != KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
+			fall_back(sequence);
+		if (was_status == KV_OK && !sequence->is_orphan)
+			count(session, request, item);
+		length = sim_sequence_least(sequence, request->layer_first, request->n_layers, false);
+	}
+	SIM_CHECK(item->outcome.status == expected.status && item->outcome.length == length &&
+			item->outcome.layer == expected.layer && item->outcome.row == expected.row,
+		"request %llu ends with %s, length %u, layer %u, row %u; expected %s, %u, %u, %u",
+		(unsigned long long)request->id, kv_status_name(item->outcome.status), item->outcome.length,
+		item->outcome.layer, item->outcome.row, kv_status_name(expected.status), length,
+		expected.layer, expected.row);
+	item->planned_on = NULL;
+	sequence->n_pending--;
+	session->n_pending--;
+	session->life_ns = now_ns;
+	if (sequence->is_orphan && sequence->n_pending == 0)
+		sim_sequence_free(sequence);
+}

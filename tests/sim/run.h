@@ -1,0 +1,16 @@
+/* One seeded run from start to end. */
+#ifndef TESTS_SIM_RUN_H
+#define TESTS_SIM_RUN_H
+
+#include "tests/sim/world.h"
+
+/* What a run saw, so that a test can tell whether it saw enough. */
+struct sim_seen {
+	uint64_t n_turns, n_requests, n_statuses[1000];
+	struct sim_maxima maxima;
+	uint64_t n_lost, n_drained, n_expired, n_closed_slow, n_slot_waits;
+};
+
+void sim_run(const struct sim_config *config, struct sim_seen *seen);
+
+#endif

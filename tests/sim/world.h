@@ -1,0 +1,134 @@
+/*
+ * World: one simulated server with everything around it. Owns all parts; one at a time is `sim_world_now`,
+ * which the watched calls of record.c report to.
+ */
+#ifndef TESTS_SIM_WORLD_H
+#define TESTS_SIM_WORLD_H
+
+#include "server/internal.h"
+#include "tests/sim/fake_backend.h"
+#include "tests/sim/fake_io.h"
+#include "tests/sim/model.h"
+#include "tests/sim/request.h"
+#include "tests/sim/sim.h"
+
+#define SIM_POOLS_MAX 2u
+
+struct sim_pool_config {
+	uint32_t n_layers, q_heads, kv_heads, k_head_dim, v_head_dim, block_size, n_blocks, tokens_max;
+	const char *k, *v;
+};
+
+struct sim_config {
+	uint64_t seed;
+	uint32_t n_turns, n_peers, n_tenants, pipeline_max;
+	uint32_t pace_ns; /* a peer does something about so often */
+	struct sim_net_options net;
+	struct sim_backend_options backend;
+	uint32_t n_pools;
+	struct sim_pool_config pools[SIM_POOLS_MAX];
+	uint64_t frame_bytes_max, inflight_bytes_max, min_rate_bytes_per_s;
+	uint32_t large_slots, small_slots, reply_buffers, connections_max, sessions_max, sequences_max;
+	uint32_t inflight_requests_max, lease_ms, io_timeout_ms, send_timeout_ms, hello_timeout_ms;
+	uint32_t drain_timeout_ms;
+	/* behaviour of the peers, per thousand of their actions */
+	uint32_t flaw_per_mille, stall_per_mille, reset_per_mille, wrong_per_mille, control_per_mille;
+	uint32_t attach_per_mille, close_per_mille, nan_per_mille, cancel_per_mille, deadline_per_mille;
+	uint32_t pool_per_mille; /* pools made and deleted by control requests */
+	uint32_t tokens_per_item_max, items_max;
+	enum { SIM_END_SETTLE, SIM_END_DRAIN, SIM_END_ABANDON } end;
+	bool audits_every_turn;
+};
+
+/* What one turn did, counted from outside. */
+struct sim_turn_counts {
+	uint32_t n_controls, n_batches_begun[KV_POOLS_MAX];
+	uint32_t n_released; /* blocks, since the last call of kv_domain_release() */
+};
+/* The largest of each over the run. */
+struct sim_maxima {
+	uint32_t n_controls, n_rows, n_released, n_batches_begun, n_in_flight;
+};
+
+struct sim_world {
+	struct sim_config config;
+	struct sim_rng rng;
+	struct sim_clock clock;
+	struct sim_random random;
+	struct sim_net *net;
+	struct sim_backend *backend;
+	struct srv_options options;
+	struct srv_mailbox mailbox;
+	bool has_options, has_mailbox;
+	struct srv_server *server;
+	struct sim_model model;
+	struct sim_request **requests; /* by id - 1 */
+	uint64_t n_requests, n_requests_max, order;
+	struct sim_peer *peers; /* [config.n_peers] */
+	uint32_t row_counter, query_counter;
+	uint64_t n_changes, n_changes_checked; /* calls that are watched: all, and until the last check */
+	uint32_t n_spins;                      /* turns in a row that did not wait and found nothing to do */
+	bool in_control;  /* the server answers a control request */
+	uint64_t drain_ns;
+	struct sim_turn_counts counts;
+	struct sim_maxima maxima;
+	struct sim_asked *asked; /* [SIM_CONTROLS]; NULL: no control requests */
+	struct kv_pool_spec *specs[SIM_POOLS_MAX + 1]; /* as the pools', but never freed; the last: the extra pool's */
+};
+
+/* A control request of the simulation. */
+#define SIM_CONTROLS 12u
+struct sim_asked {
+	struct srv_control control;
+	bool is_posted;
+};
+
+extern struct sim_world *sim_world_now;
+
+/* The quiet default that scripted tests start from: two pools, no faults, no delays, generous bounds. */
+struct sim_config sim_config_plain(uint64_t seed);
+/* Everything drawn from the seed. */
+struct sim_config sim_config_random(uint64_t seed);
+
+/* Options and JSON of the configuration; what srv_server_create() takes besides the seams. */
+void sim_world_options(struct sim_world *world);
+/* Everything but the server. */
+void sim_world_prepare(struct sim_world *world, const struct sim_config *config);
+/* The server; on failure the world can be finished as it is. */
+KV_MUST_CHECK enum kv_status sim_world_start(struct sim_world *world, struct kv_error *err);
+/* Both, and nothing may fail. */
+void sim_world_init(struct sim_world *world, const struct sim_config *config);
+/* One turn that waits at most max_wait_ns; then every check. */
+void sim_world_step(struct sim_world *world, uint64_t max_wait_ns);
+/* Steps until nothing is under way, at most for_ns of simulated time. */
+void sim_world_run(struct sim_world *world, uint64_t for_ns);
+/* Audit, comparison with the model, nothing that waits although it could go on. */
+void sim_world_check(struct sim_world *world);
+/* All blocks, slots and buffers are back, no connection and no session is left. */
+void sim_world_check_empty(struct sim_world *world);
+/* Destroys everything; is_clean: the network checks that it got everything back. */
+void sim_world_finish(struct sim_world *world, bool is_clean);
+
+/* A request of the peer with the next id; the world owns it. */
+struct sim_request *sim_world_request(struct sim_world *world, struct sim_peer *peer, uint16_t opcode);
+/* NULL: no such id. */
+struct sim_request *sim_world_find(const struct sim_world *world, uint64_t id);
+/* Fresh row counters for n tokens. */
+uint32_t sim_world_rows(struct sim_world *world, uint32_t n_tokens);
+/* Pools 0 to n_pools - 1 are the configuration's; SIM_POOLS_MAX is the one that control requests make and delete. */
+const char *sim_pool_name(uint32_t idx);
+struct kv_pool *sim_world_pool(const struct sim_world *world, uint32_t idx);
+/* The world's copy of a pool's spec, by the pool's name. */
+const struct kv_pool_spec *sim_world_spec(const struct sim_world *world, const char *name);
+
+/* control.c: posts and checks control requests. */
+void sim_controls_post(struct sim_world *world, uint32_t n);
+bool sim_controls_are_done(const struct sim_world *world);
+
+/* record.c: hooks for the backend. */
+struct sim_backend_hooks sim_record_hooks(struct sim_world *world);
+void sim_record_reset_turn(struct sim_world *world);
+/* Pieces of memory from core/memory.h that were not freed. */
+int64_t sim_record_n_allocations(void);
+
+#endif
