@@ -1,7 +1,8 @@
 /*
- * Host control of the CUDA backend. All memory is taken when the backend, its arena and its pools are made; a batch
- * only enqueues: a copy of what the host wrote on one stream, the kernels and the refusals' way back on the other.
- * A callback of the driver marks the batch as finished and wakes the loop; reap() hands batches out in order.
+ * Host control of the CUDA backend. All memory is taken when the backend, its arena and its pools are made; a
+ * batch only enqueues: a copy of what the host wrote on one stream, the kernels and the refusals' way back on
+ * the other. A callback of the driver marks the batch as finished and wakes the loop; reap() hands batches
+ * out in order.
  */
 #include "gpu/backend_cuda.h"
 
@@ -55,7 +56,7 @@ static cudaError_t launch_wave(struct cuda_backend *cuda, const struct kvg_decod
 
 	if (error == cudaSuccess)
 		error = wave->tile_bits != 0 ? kvg_decode_tiles_launch(wave, cuda->compute_stream)
-				     : kvg_decode_rows_launch(wave, cuda->compute_stream);
+					     : kvg_decode_rows_launch(wave, cuda->compute_stream);
 	return error == cudaSuccess ? kvg_decode_finish_launch(wave, cuda->compute_stream) : error;
 }
 
@@ -71,8 +72,9 @@ static cudaError_t compute(struct cuda_backend *cuda, struct kvg_flight *flight)
 	if (error == cudaSuccess && flight->transfers.n_ops > 0)
 		error = kvg_rows_launch(&flight->transfers, cuda->compute_stream);
 	if (error == cudaSuccess && batch->n_results > 0)
-		error = cudaMemcpyAsync((void *)(uintptr_t)flight->flags, kvg_staged_address(flight, flight->flags),
-			batch->n_results * sizeof(*flight->flags), cudaMemcpyDeviceToHost, cuda->compute_stream);
+		error = cudaMemcpyAsync((void *)(uintptr_t)flight->flags,
+			kvg_staged_address(flight, flight->flags), batch->n_results * sizeof(*flight->flags),
+			cudaMemcpyDeviceToHost, cuda->compute_stream);
 	if (error == cudaSuccess)
 		error = cudaEventRecord(flight->computed, cuda->compute_stream);
 	return error == cudaSuccess ? cudaLaunchHostFunc(cuda->compute_stream, on_finished, flight) : error;
@@ -101,7 +103,8 @@ static enum kv_status cuda_submit(struct kv_backend *base, struct kv_batch *batc
 	if (error == cudaSuccess)
 		error = compute(cuda, flight);
 	if (error != cudaSuccess) {
-		/* Part of it may run: what the caller keeps is not touched again only because the context is lost. */
+		/* Part of it may run: what the caller keeps is not touched again only because the context is
+		 * lost. */
 		atomic_store(&cuda->is_lost, true);
 		kvg_signal(cuda);
 		return fail(err, KV_DEVICE_LOST, "submitting a batch", error);
@@ -182,7 +185,7 @@ static enum kv_status cuda_pool_check(
 	struct kv_backend *base, const struct kv_pool_spec *spec, uint64_t *arena_bytes, struct kv_error *err)
 {
 	struct kvg_image *image = NULL;
-	const enum kv_status status = kvg_image_create(spec, &image, err);
+	const enum kv_status status = kvg_image_create(spec, false, &image, err);
 
 	(void)base;
 	if (status != KV_OK)
@@ -192,15 +195,16 @@ static enum kv_status cuda_pool_check(
 	return KV_OK;
 }
 
-static enum kv_status out_of_memory(struct kv_error *err, const char *what, uint64_t wanted, cudaError_t error)
+static enum kv_status out_of_memory(
+	struct kv_error *err, const char *what, uint64_t wanted, cudaError_t error)
 {
 	size_t n_free = 0, n_total = 0;
 
 	(void)cudaGetLastError();
 	(void)cudaMemGetInfo(&n_free, &n_total);
 	return kv_fail(err, KV_NO_MEMORY,
-		"%s of %" PRIu64 " bytes wanted, %zu bytes of device memory are free: CUDA error %d, %s", what, wanted,
-		n_free, (int)error, cudaGetErrorString(error));
+		"%s of %" PRIu64 " bytes wanted, %zu bytes of device memory are free: CUDA error %d, %s",
+		what, wanted, n_free, (int)error, cudaGetErrorString(error));
 }
 
 static enum kv_status cuda_arena_create(struct kv_backend *base, uint64_t n_bytes, struct kv_error *err)
@@ -229,20 +233,20 @@ static void cuda_pool_destroy(struct kv_backend *base, struct kv_backend_pool *p
 	kv_free(pool);
 }
 
-static enum kv_status fill_pool(struct cuda_backend *cuda, struct kv_backend_pool *pool, uint64_t arena_offset,
-	struct kv_error *err)
+static enum kv_status fill_pool(
+	struct cuda_backend *cuda, struct kv_backend_pool *pool, uint64_t arena_offset, struct kv_error *err)
 {
 	const struct kv_pool_spec *spec = pool->spec;
 	uint64_t end = 0;
-	const enum kv_status status = kvg_image_create(spec, &pool->image, err);
+	const enum kv_status status = kvg_image_create(spec, true, &pool->image, err);
 
 	if (status != KV_OK)
 		return status;
 	if (arena_offset % PAGE_BYTES != 0 || !kv_add_u64(arena_offset, pool->image->arena_bytes, &end) ||
 		end > cuda->arena_bytes)
 		return kv_fail(err, KV_NO_MEMORY,
-			"pool %s: %" PRIu64 " bytes at %" PRIu64 " do not lie in the arena of %" PRIu64, spec->name,
-			pool->image->arena_bytes, arena_offset, cuda->arena_bytes);
+			"pool %s: %" PRIu64 " bytes at %" PRIu64 " do not lie in the arena of %" PRIu64,
+			spec->name, pool->image->arena_bytes, arena_offset, cuda->arena_bytes);
 	for (uint32_t g = 0; g < spec->n_groups; g++) {
 		const uint64_t n_slots = (uint64_t)spec->n_blocks[g] * spec->block_size;
 
@@ -287,7 +291,8 @@ static void *cuda_host_alloc(struct kv_backend *base, uint64_t n_bytes)
 	(void)base;
 	if (!pages)
 		return NULL;
-	if (cudaHostRegister(pages, n_bytes, cudaHostRegisterMapped | cudaHostRegisterPortable) != cudaSuccess) {
+	if (cudaHostRegister(pages, n_bytes, cudaHostRegisterMapped | cudaHostRegisterPortable) !=
+		cudaSuccess) {
 		(void)cudaGetLastError();
 		kv_pages_free(pages, n_bytes);
 		return NULL;
@@ -380,7 +385,8 @@ static enum kv_status choose_device(struct cuda_backend *cuda, uint32_t device_i
 	snprintf(cuda->device_name, sizeof(cuda->device_name), "%.79s", properties.name);
 	cuda->n_sms = (uint32_t)properties.multiProcessorCount;
 	if (!properties.canUseHostPointerForRegisteredMem)
-		return kv_fail(err, KV_UNAVAILABLE, "CUDA device %u: no access to host memory at its own address", device_idx);
+		return kv_fail(err, KV_UNAVAILABLE,
+			"CUDA device %u: no access to host memory at its own address", device_idx);
 	error = kvg_kernels_load();
 	if (error != cudaSuccess)
 		return fail(err, KV_UNAVAILABLE, cuda->device_name, error);

@@ -12,9 +12,11 @@
 #include "gpu/kernels.h"
 #include "gpu/pool_tables.h"
 
-/* Batches on the device or waiting for it. Two per pool is what the loop asks for; beyond this: BUSY_RETRY. */
+/* Batches on the device or waiting for it. Two per pool is what the loop asks for; beyond this: BUSY_RETRY.
+ */
 #define KVG_FLIGHTS_MAX 8u
-/* Of one batch: op structs, query rows, flags. 24 bytes a row of slots that had to be rewritten fit as well. */
+/* Of one batch: op structs, query rows, flags. 24 bytes a row of slots that had to be rewritten fit as well.
+ */
 #define KVG_STAGING_BYTES (8u << 20)
 /* Slots and block tables of one batch that are copied; above this the device reads them in host memory. */
 #define KVG_MIRROR_BYTES (8u << 20)
@@ -22,16 +24,18 @@
 #define KVG_WAVES_MAX 64u
 /* Prepared queries and partial results of one wave. */
 #define KVG_QUERIES_BYTES  (64u << 20)
-#define KVG_PARTIALS_BYTES (156u << 20)
+#define KVG_PARTIALS_BYTES (152u << 20)
 #define KVG_SUMS_BYTES     (4u << 20)
 #define KVG_SCALES_BYTES   (4u << 20)
-#define KVG_WORKSPACE_BYTES (KVG_QUERIES_BYTES + KVG_PARTIALS_BYTES + KVG_SUMS_BYTES + KVG_SCALES_BYTES)
+#define KVG_OFFSETS_BYTES  (4u << 20)
+#define KVG_WORKSPACE_BYTES \
+	(KVG_QUERIES_BYTES + KVG_PARTIALS_BYTES + KVG_SUMS_BYTES + KVG_SCALES_BYTES + KVG_OFFSETS_BYTES)
 #define KVG_JOBS_MAX 16u
 
 struct kv_backend_pool {
 	const struct kv_pool_spec *spec;
 	struct kvg_image *image;
-	struct kv_batch_pages pages; /* spec only: for kv_batch_end() */
+	struct kv_batch_pages pages;   /* spec only: for kv_batch_end() */
 	uint64_t *seen[KV_GROUPS_MAX]; /* a bit per slot, all 0 between submits: finds duplicates */
 };
 
@@ -91,7 +95,8 @@ void *kvg_stage(struct kvg_flight *flight, uint64_t n_bytes);
 const void *kvg_staged_address(const struct kvg_flight *flight, const void *host);
 const void *kvg_area_address(const struct kvg_flight *flight, const void *host);
 /* Marks an op as refused. */
-void kvg_refuse(struct kvg_flight *flight, uint32_t result_idx, enum kv_status status, uint32_t layer, uint32_t row);
+void kvg_refuse(
+	struct kvg_flight *flight, uint32_t result_idx, enum kv_status status, uint32_t layer, uint32_t row);
 
 /* jobs.c */
 enum kv_status kvg_jobs_start(struct cuda_backend *cuda, struct kv_error *err);

@@ -56,11 +56,10 @@ static __device__ void load_query(const struct kvg_decode_params *params, const 
 }
 
 /* The query in every segment's basis, times softmax scale and log2(e). */
-static __device__ void prepare_rows(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
-	const float *q, float *prepared, float *from, float *to)
+static __device__ void prepare_rows(const struct kvg_decode_params *params, const struct kvg_codec *codec,
+	const struct kvg_decode_op *op, const float *q, float *prepared, float *from, float *to)
 {
 	const struct kvg_tables *tables = &params->tables;
-	const struct kvg_codec *codec = &tables->codecs[tables->layers[op->layer].k_codec];
 	const float factor = op->scale * LOG2_E;
 
 	for (uint32_t s = 0; s < codec->n_segments; s++) {
@@ -79,6 +78,32 @@ static __device__ void prepare_rows(const struct kvg_decode_params *params, cons
 				(segment->factors == KVG_NONE ? 1.0f : kvg_floats(tables, segment->factors)[i]);
 		__syncwarp();
 	}
+}
+
+/*
+ * scale * <q, K centre>: belongs to every logit of the query, so weights do not change, and the finish kernel adds it to
+ * the log-sum-exp. A rotated query meets the centre in the rows' basis.
+ */
+static __device__ float center_offset(const struct kvg_tables *tables, const struct kvg_codec *codec,
+	const struct kvg_decode_op *op, const float *center, const float *q, float *from, float *to)
+{
+	const uint32_t rotation = codec->segments[0].rotation;
+	const float *turned = from;
+	float product = 0;
+
+	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
+		from[i] = center[i];
+	__syncwarp();
+	if (rotation != KVG_NONE && (op->flags & KVG_Q_ROTATED)) {
+		kvg_rotate(tables, &tables->rotations[rotation], false, from, to);
+		turned = to;
+	}
+	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
+		product += q[i] * turned[i];
+	for (uint32_t half = 16; half >= 1; half /= 2)
+		product += __shfl_xor_sync(0xFFFFFFFFu, product, half);
+	__syncwarp();
+	return op->scale * product;
 }
 
 static __device__ __forceinline__ uint32_t half_bits(float value)
@@ -190,18 +215,26 @@ prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const uint32_t n_heads = min(group - first, KVG_HEADS_MAX), warp = threadIdx.x / 32;
 
 	for (uint32_t h = warp; h < n_heads; h += WARPS) {
-		const uint32_t q_head = virtual_head / params.n_chunks * group + first + h;
+		const uint32_t kv_head = virtual_head / params.n_chunks, q_head = kv_head * group + first + h;
+		const struct kvg_layer *layer = &tables->layers[op->layer];
+		const struct kvg_codec *codec = kvg_codec_of(tables, layer, false, kv_head);
+		const float *center = kvg_center_of(tables, layer, kv_head);
 
 		load_query(&params, row, op, q_head, s.q[h]);
+		if (center && op->lse) {
+			const float offset =
+				center_offset(tables, codec, op, center, s.q[h], s.from[warp], s.to[warp]);
+
+			if (kvg_lane() == 0)
+				params.q_offsets[(uint64_t)row_idx * tables->q_heads + q_head] = offset;
+		}
 		if (params.tile_bits == 0) {
-			prepare_rows(&params, op, s.q[h],
+			prepare_rows(&params, codec, op, s.q[h],
 				params.q_prepared + ((uint64_t)row_idx * tables->q_heads + q_head) * params.k_dim_max,
 				s.from[warp], s.to[warp]);
 			continue;
 		}
 		if (!(op->flags & KVG_Q_ROTATED)) {
-			const struct kvg_codec *codec = &tables->codecs[tables->layers[op->layer].k_codec];
-
 			for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
 				s.from[warp][i] = s.q[h][i];
 			__syncwarp();
@@ -384,7 +417,8 @@ finish_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const uint32_t virtual_head = q_head / group * params.n_chunks + in_group / KVG_HEADS_MAX;
 	const struct kvg_decode_row *row = &params.rows[row_idx];
 	const struct kvg_decode_op *op = &params.ops[row->op_idx];
-	const struct kvg_codec *codec = &tables->codecs[tables->layers[op->layer].v_codec];
+	const struct kvg_layer *layer = &tables->layers[op->layer];
+	const struct kvg_codec *codec = kvg_codec_of(tables, layer, true, q_head / group);
 	const uint64_t query = (uint64_t)row->row * tables->q_heads + q_head;
 	const uint32_t d = codec->head_dim, bytes = kvg_number_bytes(op->out_dtype);
 	float log2_sum = -INFINITY;
@@ -416,7 +450,10 @@ finish_kernel(const __grid_constant__ struct kvg_decode_params params)
 			((uint4 *)out)[i] = ((const uint4 *)s.stored)[i];
 	}
 	if (op->lse && threadIdx.x == 0)
-		op->lse[query] = log2_sum * LN_2;
+		op->lse[query] = log2_sum * LN_2 +
+			(row->n_work != 0 && layer->k_center != KVG_NONE
+					? params.q_offsets[(uint64_t)row_idx * tables->q_heads + q_head]
+					: 0.0f);
 }
 
 cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cudaStream_t stream)

@@ -232,18 +232,19 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const struct kvg_decode_op *op = &params.ops[row->op_idx];
 	const struct kvg_layer *layer = &tables->layers[op->layer];
 	const struct kvg_codec *k_codec = &codecs[0], *v_codec = &codecs[1];
+	const uint32_t rel = blockIdx.x - row->work_first;
+	const uint32_t virtual_head = rel / row->n_work, piece = rel % row->n_work;
+	const uint32_t kv_head = virtual_head / params.n_chunks;
 
 	for (uint32_t i = threadIdx.x; i < sizeof(struct kvg_codec) / 4; i += THREADS) {
-		((uint32_t *)&codecs[0])[i] = ((const uint32_t *)&tables->codecs[layer->k_codec])[i];
-		((uint32_t *)&codecs[1])[i] = ((const uint32_t *)&tables->codecs[layer->v_codec])[i];
+		((uint32_t *)&codecs[0])[i] = ((const uint32_t *)kvg_codec_of(tables, layer, false, kv_head))[i];
+		((uint32_t *)&codecs[1])[i] = ((const uint32_t *)kvg_codec_of(tables, layer, true, kv_head))[i];
 	}
 	__syncthreads();
 	copy_tables(tables, k_codec, k_table);
 	copy_tables(tables, v_codec, v_table);
 
-	const uint32_t rel = blockIdx.x - row->work_first;
-	const uint32_t virtual_head = rel / row->n_work, piece = rel % row->n_work;
-	const uint32_t kv_head = virtual_head / params.n_chunks, group = tables->q_heads / tables->kv_heads;
+	const uint32_t group = tables->q_heads / tables->kv_heads;
 	const uint32_t first_head = virtual_head % params.n_chunks * KVG_HEADS_MAX;
 	const uint32_t n_heads = min(group - first_head, KVG_HEADS_MAX);
 	const uint32_t k_dim = k_codec->prepared_dim, v_dim = v_codec->prepared_dim;

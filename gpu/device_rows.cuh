@@ -162,6 +162,22 @@ static __device__ __forceinline__ const float *kvg_floats(const struct kvg_table
 	return (const float *)(tables->words + word);
 }
 
+/* The codec of K or V rows of one KV head. */
+static __device__ __forceinline__ const struct kvg_codec *kvg_codec_of(
+	const struct kvg_tables *tables, const struct kvg_layer *layer, bool is_v, uint32_t head)
+{
+	const uint32_t heads = is_v ? layer->v_heads : layer->k_heads;
+
+	return &tables->codecs[heads != KVG_NONE ? tables->words[heads + head] : is_v ? layer->v_codec : layer->k_codec];
+}
+
+/* What is taken off K rows of one KV head before they are stored; NULL: nothing. */
+static __device__ __forceinline__ const float *kvg_center_of(
+	const struct kvg_tables *tables, const struct kvg_layer *layer, uint32_t head)
+{
+	return layer->k_center == KVG_NONE ? NULL : kvg_floats(tables, layer->k_center) + head * tables->k_head_dim;
+}
+
 /* ---- lengths ---- */
 
 /* len(v) of FORMATS 0: squares in float64, added as a tree over the next power of two, rounded once. */

@@ -5,7 +5,7 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 {
 	if (params->n_work == 0)
 		return cudaSuccess;
-#define KVG_TRY(name, dim, bits, heads, tokens)                                                                     \
+#define KVG_TRY(name, dim, bits, heads, tokens)                                                              \
 	if (params->tables.k_head_dim == (dim) && params->tile_bits == (bits) && params->n_heads <= (heads)) \
 		return kvg_tiles_launch_##name(params, stream);
 	KVG_TILES_VARIANTS(KVG_TRY)
@@ -15,7 +15,7 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 
 uint32_t kvg_decode_tiles_unit_tokens(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads)
 {
-#define KVG_TRY(name, dim, bits, heads, tokens)                \
+#define KVG_TRY(name, dim, bits, heads, tokens)                             \
 	if (head_dim == (dim) && tile_bits == (bits) && n_heads <= (heads)) \
 		return tokens;
 	KVG_TILES_VARIANTS(KVG_TRY)
@@ -39,7 +39,7 @@ cudaError_t kvg_kernels_load(void)
 	if (error == cudaSuccess)
 		error = kvg_decode_rows_load();
 #define KVG_LOAD(name, dim, bits, heads, tokens) \
-	if (error == cudaSuccess)          \
+	if (error == cudaSuccess)                \
 		error = kvg_tiles_load_##name();
 	KVG_TILES_VARIANTS(KVG_LOAD)
 #undef KVG_LOAD

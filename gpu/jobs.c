@@ -1,6 +1,6 @@
 /*
- * Jobs on a thread of their own, in order. The same thread watches the device while batches are in flight: after an
- * error in a kernel the driver calls no callback any more, so somebody has to ask.
+ * Jobs on a thread of their own, in order. The same thread watches the device while batches are in flight:
+ * after an error in a kernel the driver calls no callback any more, so somebody has to ask.
  */
 #include <errno.h>
 #include <signal.h>

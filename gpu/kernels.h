@@ -1,6 +1,6 @@
 /*
- * The one door between the C host control and the CUDA kernels: plain structs whose sizes both compilers assert,
- * and one launch function per kernel. Byte offsets are 64-bit, indices 32-bit.
+ * The one door between the C host control and the CUDA kernels: plain structs whose sizes both compilers
+ * assert, and one launch function per kernel. Byte offsets are 64-bit, indices 32-bit.
  *
  * All pointers are device addresses, or addresses of pinned host memory, which the device reads and writes in
  * place (payload rows, queries, outputs). Launch functions only enqueue; they never allocate and never wait.
@@ -34,7 +34,8 @@ enum kvg_family { KVG_DENSE = 0, KVG_FP8 = 1, KVG_TQ = 2, KVG_TQP = 3, KVG_VN = 
 
 enum kvg_layout {
 	KVG_LAYOUT_ROWS = 0, /* [block][kv_head][token][row_bytes], K and V apart */
-	KVG_LAYOUT_TILES = 1, /* [block][kv_head][tile]: K indices, K norms, V indices, V norms of 16 tokens */
+	KVG_LAYOUT_TILES =
+		1, /* [block][kv_head][tile]: K indices, K norms, V indices, V norms of 16 tokens */
 };
 
 /* Signs and butterflies, or a dense matrix. Table positions are counted in words of kvg_tables.words. */
@@ -90,13 +91,17 @@ struct kvg_codec {
 KVG_STATIC_ASSERT(sizeof(struct kvg_codec) == 448, "kvg_codec is an ABI between two compilers");
 
 struct kvg_layer {
-	uint8_t *k, *v;                           /* pages; in KVG_LAYOUT_TILES v is unused */
-	uint64_t k_block_bytes, v_block_bytes;    /* of one block, all KV heads; 0 = no tensor */
-	uint32_t k_codec, v_codec;                /* indices of kvg_tables.codecs */
+	uint8_t *k, *v;                        /* pages; in KVG_LAYOUT_TILES v is unused */
+	uint64_t k_block_bytes, v_block_bytes; /* of one block, all KV heads; 0 = no tensor */
+	uint32_t k_codec, v_codec;             /* indices of kvg_tables.codecs */
+	uint32_t k_heads, v_heads; /* words: [kv_heads] codec indices in place of these; or KVG_NONE */
+	uint32_t k_center;         /* words: [kv_heads, k_head_dim] floats, or KVG_NONE */
+	uint32_t k_bytes_before, v_bytes_before; /* one packed row of each layer before */
 	uint32_t group_idx;
 	uint32_t layout; /* enum kvg_layout */
+	uint32_t reserved;
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_layer) == 48, "kvg_layer is an ABI between two compilers");
+KVG_STATIC_ASSERT(sizeof(struct kvg_layer) == 72, "kvg_layer is an ABI between two compilers");
 
 /* Tables of one pool in device memory. */
 struct kvg_tables {
@@ -116,19 +121,20 @@ KVG_STATIC_ASSERT(sizeof(struct kvg_tables) == 64, "kvg_tables is an ABI between
 
 enum kvg_row_mode { KVG_ROWS_WRITE = 0, KVG_ROWS_READ = 1 };
 
-/* Layer l, token t, head h of a side starts at base + ((l * stride + t) * kv_heads + h) * bytes of a row. */
+/* Where rows lie: struct kv_rows of core/backend.h. */
 struct kvg_row_op {
 	uint8_t *k, *v; /* NULL: not wanted */
 	uint64_t k_stride, v_stride;
 	const int64_t *slots; /* [n_groups, n_tokens], negative = skip */
 	uint64_t row_first;   /* rows of the ops before */
+	uint32_t k_token_first, v_token_first;
 	uint32_t k_dtype, v_dtype;
 	uint32_t result_idx;
 	uint32_t layer_first, n_layers, n_tokens;
 	uint32_t mode; /* enum kvg_row_mode */
 	uint32_t reserved;
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_row_op) == 80, "kvg_row_op is an ABI between two compilers");
+KVG_STATIC_ASSERT(sizeof(struct kvg_row_op) == 88, "kvg_row_op is an ABI between two compilers");
 
 struct kvg_rows_params {
 	struct kvg_tables tables;
@@ -173,8 +179,8 @@ struct kvg_decode_op {
 KVG_STATIC_ASSERT(sizeof(struct kvg_decode_op) == 48, "kvg_decode_op is an ABI between two compilers");
 
 /*
- * One query row: attends to tokens [token_lo, token_hi). A virtual head is a KV head and up to KVG_HEADS_MAX of
- * its query heads. Rows without tokens have no work and are answered by the finish kernel alone.
+ * One query row: attends to tokens [token_lo, token_hi). A virtual head is a KV head and up to KVG_HEADS_MAX
+ * of its query heads. Rows without tokens have no work and are answered by the finish kernel alone.
  */
 struct kvg_decode_row {
 	uint32_t op_idx, row;
@@ -192,14 +198,15 @@ struct kvg_decode_params {
 	const struct kvg_decode_op *ops;
 	const struct kvg_decode_row *rows; /* [n_rows] */
 	uint64_t *flags;
-	float *q_prepared;   /* [n_rows, q_heads, k_dim_max], or fragments of the tiles kernel */
-	float *q_scales;     /* tiles: [n_rows, virtual heads], times KVG_HEADS_MAX below 4 bits */
-	float *partials;     /* [slots, heads, v_dim_max] */
-	float *partials_ml;  /* [slots, heads, 2]: maximum in log2 units, sum */
+	float *q_prepared;  /* [n_rows, q_heads, k_dim_max], or fragments of the tiles kernel */
+	float *q_scales;    /* tiles: [n_rows, virtual heads], times KVG_HEADS_MAX below 4 bits */
+	float *q_offsets;   /* [n_rows, q_heads]: what the K centre adds to every logit of a query */
+	float *partials;    /* [slots, heads, v_dim_max] */
+	float *partials_ml; /* [slots, heads, 2]: maximum in log2 units, sum */
 	uint32_t n_rows;
-	uint32_t n_work;     /* of all rows and virtual heads */
-	uint32_t n_heads;    /* query heads of a full virtual head: min(group, KVG_HEADS_MAX) */
-	uint32_t n_chunks;   /* virtual heads per KV head */
+	uint32_t n_work;               /* of all rows and virtual heads */
+	uint32_t n_heads;              /* query heads of a full virtual head: min(group, KVG_HEADS_MAX) */
+	uint32_t n_chunks;             /* virtual heads per KV head */
 	uint32_t k_dim_max, v_dim_max; /* strides of q_prepared and partials */
 	uint32_t raw_bytes_max;        /* rows layout: bytes of a row, the largest of the wave */
 	uint32_t n_blocks;             /* tiles: blocks of the grid */
@@ -208,7 +215,8 @@ struct kvg_decode_params {
 	float tile_scale;              /* what the centroids were multiplied with */
 	uint32_t unit_tokens;
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_decode_params) == 168, "kvg_decode_params is an ABI between two compilers");
+KVG_STATIC_ASSERT(
+	sizeof(struct kvg_decode_params) == 176, "kvg_decode_params is an ABI between two compilers");
 /* Rotates the queries of the wave and brings them into the form that its kernel reads. Flags BAD_VALUE. */
 cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* Attention over rows of any format. */
@@ -218,7 +226,8 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 /* Merges the partial results of each query, rotates back, stores outputs and log-sum-exps. */
 cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 
-/* Tokens of one unit of the tiles kernel, 0 where it is not built; 32-bit words of fragments per (row, virtual head). */
+/* Tokens of one unit of the tiles kernel, 0 where it is not built; 32-bit words of fragments per (row,
+ * virtual head). */
 uint32_t kvg_decode_tiles_unit_tokens(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads);
 uint32_t kvg_decode_tiles_fragment_words(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads);
 

@@ -12,14 +12,15 @@
 #include "core/memory.h"
 #include "core/number.h"
 
-#define PAGE_ALIGN     256u
-#define CODECS_MAX     (2 * KV_LAYERS_MAX)
-#define ROTATIONS_MAX  (4 * CODECS_MAX)
-#define TABLES_SEEN    4096u
+#define PAGE_ALIGN    256u
+#define CODECS_MAX    (KV_CHANNEL_LISTS_MAX + 2 * KV_LAYERS_MAX)
+#define ROTATIONS_MAX (8 * KV_LAYERS_MAX)
+#define TABLES_SEEN   4096u
 
 KVG_STATIC_ASSERT(KVG_DIM_MAX == KV_HEAD_DIM_MAX, "dims of both sides");
 KVG_STATIC_ASSERT(KVG_ROW_BYTES_MAX == KV_ROW_BYTES_MAX, "rows of both sides");
-KVG_STATIC_ASSERT(KVG_SEGMENTS_MAX == KV_SEGMENTS_MAX && KVG_FIELDS_MAX == KV_FIELDS_MAX, "codecs of both sides");
+KVG_STATIC_ASSERT(
+	KVG_SEGMENTS_MAX == KV_SEGMENTS_MAX && KVG_FIELDS_MAX == KV_FIELDS_MAX, "codecs of both sides");
 KVG_STATIC_ASSERT((int)KVG_F32 == (int)KV_DTYPE_F32 && (int)KVG_F16 == (int)KV_DTYPE_F16 &&
 		(int)KVG_BF16 == (int)KV_DTYPE_BF16 && (int)KVG_PACKED == (int)KV_DTYPE_PACKED,
 	"dtypes of both sides");
@@ -36,6 +37,7 @@ struct builder {
 	struct kvg_rotation *out_rotations;
 	uint32_t *out_words;
 	bool is_full;
+	bool is_complete; /* else scales are not searched for */
 };
 
 /* ---- words ---- */
@@ -213,6 +215,18 @@ static uint32_t add_codec(struct builder *b, const struct kv_row_codec *codec)
 	return b->n_codecs++;
 }
 
+/* Codec indices of all KV heads; KVG_NONE where every head is like the first. */
+static uint32_t add_heads(struct builder *b, const struct kv_row_codec *const *heads, uint32_t n_heads)
+{
+	uint32_t indices[KV_HEADS_MAX];
+
+	if (!heads)
+		return KVG_NONE;
+	for (uint32_t h = 0; h < n_heads; h++)
+		indices[h] = add_codec(b, heads[h]);
+	return add_words(b, indices, n_heads);
+}
+
 /* ---- tiles ---- */
 
 static bool is_tile_format(const struct kv_row_codec *codec, uint32_t bits)
@@ -236,8 +250,8 @@ static uint32_t tile_bits_of(const struct kv_pool_spec *spec, const struct kv_la
 {
 	const uint32_t bits = layer->k->format->bits;
 
-	if (bits == 0 || bits > KVG_TILE_BITS_MAX || !is_tile_format(layer->k, bits) || !is_tile_format(layer->v, bits) ||
-		layer->k->head_dim != layer->v->head_dim)
+	if (bits == 0 || bits > KVG_TILE_BITS_MAX || !is_tile_format(layer->k, bits) ||
+		!is_tile_format(layer->v, bits) || layer->k->head_dim != layer->v->head_dim)
 		return 0;
 	const float *centroids = tile_codebook(spec, bits)->centroids;
 	const size_t n_bytes = ((size_t)1 << bits) * sizeof(*centroids);
@@ -270,14 +284,14 @@ static double rounded(double scaled, uint32_t bits)
 	return bits == 4 ? (double)kv_f16_to_f32(kv_f32_to_f16((float)scaled)) : rint(scaled);
 }
 
-static double rounding_error(
-	const struct kvcb_codebook *codebook, const double weights[16], double scale)
+static double rounding_error(const struct kvcb_codebook *codebook, const double weights[16], double scale)
 {
 	double error = 0;
 
 	for (uint32_t i = 0; i < 1u << codebook->bits; i++) {
 		const double centroid = (double)codebook->centroids[i];
-		const double rest = centroid - rounded((double)(float)(centroid * scale), codebook->bits) / scale;
+		const double rest =
+			centroid - rounded((double)(float)(centroid * scale), codebook->bits) / scale;
 
 		error += weights[i] * rest * rest;
 	}
@@ -285,13 +299,15 @@ static double rounding_error(
 }
 
 /*
- * The scale whose products are best rounded. Four bits: in [16, 32), a third of the error of an arbitrary one. Fewer:
- * the largest centroid becomes a number from 70 to 127. 20 000 steps find it within a percent of the best.
+ * The scale whose products are best rounded. Four bits: in [16, 32), a third of the error of an arbitrary
+ * one. Fewer: the largest centroid becomes a number from 70 to 127. 20 000 steps find it within a percent of
+ * the best.
  */
 static float best_scale(const struct kvcb_codebook *codebook)
 {
 	const double largest = (double)codebook->centroids[(1u << codebook->bits) - 1];
-	const double from = codebook->bits == 4 ? 16.0 : 70.0 / largest, to = codebook->bits == 4 ? 32.0 : 127.0 / largest;
+	const double from = codebook->bits == 4 ? 16.0 : 70.0 / largest,
+		     to = codebook->bits == 4 ? 32.0 : 127.0 / largest;
 	double best = from, best_error = INFINITY, weights[16] = { 0 };
 
 	cell_weights(codebook, weights);
@@ -313,10 +329,12 @@ static void add_tile_table(struct builder *b, struct kvg_image *image, const str
 	const uint32_t bits = codebook->bits, n = 1u << bits;
 	uint32_t words[16] = { 0 };
 
-	if (image->tile_scales[bits] == 0)
+	/* The first pass only counts. */
+	if (b->is_complete && b->out_words)
 		image->tile_scales[bits] = best_scale(codebook);
 	for (uint32_t i = 0; i < n; i++) {
-		const float scaled = (float)((double)codebook->centroids[i] * (double)image->tile_scales[bits]);
+		const float scaled =
+			(float)((double)codebook->centroids[i] * (double)image->tile_scales[bits]);
 
 		if (bits == 4)
 			words[i] = kv_f32_to_f16(scaled);
@@ -348,7 +366,8 @@ static bool place_layers(struct kvg_image *image, const struct kv_pool_spec *spe
 		const struct kv_layer_spec *layer = &spec->layers[l];
 		const uint64_t n_blocks = spec->n_blocks[layer->group_idx];
 		const uint32_t tile_bits = tile_bits_of(spec, layer);
-		uint64_t k_bytes = block_rows * layer->k->row_bytes, v_bytes = block_rows * layer->v->row_bytes;
+		uint64_t k_bytes = block_rows * layer->k->row_bytes,
+			 v_bytes = block_rows * layer->v->row_bytes;
 
 		image->tile_bits[l] = (uint8_t)tile_bits;
 		image->has_bits[tile_bits] = true;
@@ -377,11 +396,22 @@ static bool place_layers(struct kvg_image *image, const struct kv_pool_spec *spe
 static void walk(struct builder *b, struct kvg_image *image, const struct kv_pool_spec *spec)
 {
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
-		const uint32_t k = add_codec(b, spec->layers[l].k), v = add_codec(b, spec->layers[l].v);
+		const struct kv_layer_spec *layer = &spec->layers[l];
+		const uint32_t k = add_codec(b, layer->k), v = add_codec(b, layer->v);
+		const uint32_t k_heads = add_heads(b, layer->k_heads, spec->kv_heads);
+		const uint32_t v_heads = add_heads(b, layer->v_heads, spec->kv_heads);
+		const uint32_t k_center = share_words(b, layer->k_center, spec->kv_heads * spec->k_head_dim);
 
 		if (image->layers) {
-			image->layers[l].k_codec = k;
-			image->layers[l].v_codec = v;
+			struct kvg_layer *out = &image->layers[l];
+
+			out->k_codec = k;
+			out->v_codec = v;
+			out->k_heads = k_heads;
+			out->v_heads = v_heads;
+			out->k_center = k_center;
+			out->k_bytes_before = l == 0 ? 0 : out[-1].k_bytes_before + layer[-1].k->row_bytes;
+			out->v_bytes_before = l == 0 ? 0 : out[-1].v_bytes_before + layer[-1].v->row_bytes;
 		}
 	}
 	for (uint32_t bits = 1; bits <= KVG_TILE_BITS_MAX; bits++) {
@@ -392,17 +422,19 @@ static void walk(struct builder *b, struct kvg_image *image, const struct kv_poo
 	}
 }
 
-static enum kv_status build(
-	struct kvg_image *image, struct builder *b, const struct kv_pool_spec *spec, struct kv_error *err)
+static enum kv_status build(struct kvg_image *image, struct builder *b, const struct kv_pool_spec *spec,
+	bool is_complete, struct kv_error *err)
 {
 	uint64_t end = 0;
 
 	walk(b, image, spec);
 	if (b->is_full)
-		return kv_fail(err, KV_UNSUPPORTED, "pool %s has more than %u row codecs", spec->name, CODECS_MAX);
+		return kv_fail(
+			err, KV_UNSUPPORTED, "pool %s has more than %u row codecs", spec->name, CODECS_MAX);
 	const uint64_t layers_bytes = kv_round_up_u64(spec->n_layers * sizeof(struct kvg_layer), PAGE_ALIGN);
 	const uint64_t codecs_bytes = kv_round_up_u64(b->n_codecs * sizeof(struct kvg_codec), PAGE_ALIGN);
-	const uint64_t rotations_bytes = kv_round_up_u64(b->n_rotations * sizeof(struct kvg_rotation), PAGE_ALIGN);
+	const uint64_t rotations_bytes =
+		kv_round_up_u64(b->n_rotations * sizeof(struct kvg_rotation), PAGE_ALIGN);
 	const uint64_t words_bytes = (uint64_t)b->n_words * sizeof(uint32_t);
 	const uint32_t n_codecs = b->n_codecs;
 
@@ -416,14 +448,17 @@ static enum kv_status build(
 	image->layers = (struct kvg_layer *)(void *)image->tables_bytes_host;
 	image->codecs = (struct kvg_codec *)(void *)(image->tables_bytes_host + layers_bytes);
 	memset(b, 0, sizeof(*b));
+	b->is_complete = is_complete;
 	b->out_codecs = image->codecs;
-	b->out_rotations = (struct kvg_rotation *)(void *)(image->tables_bytes_host + layers_bytes + codecs_bytes);
-	b->out_words =
-		(uint32_t *)(void *)(image->tables_bytes_host + layers_bytes + codecs_bytes + rotations_bytes);
+	b->out_rotations =
+		(struct kvg_rotation *)(void *)(image->tables_bytes_host + layers_bytes + codecs_bytes);
+	b->out_words = (uint32_t *)(void *)(image->tables_bytes_host + layers_bytes + codecs_bytes +
+		rotations_bytes);
 	image->words_host = b->out_words;
 	walk(b, image, spec);
 	if (!place_layers(image, spec, &end) || end > UINT64_MAX - image->tables_bytes - PAGE_ALIGN)
-		return kv_fail(err, KV_UNSUPPORTED, "pool %s: its pages have more than 2^64 bytes", spec->name);
+		return kv_fail(
+			err, KV_UNSUPPORTED, "pool %s: its pages have more than 2^64 bytes", spec->name);
 	image->tables_at = end;
 	image->arena_bytes = end + image->tables_bytes;
 	image->tables = (struct kvg_tables){
@@ -438,14 +473,15 @@ static enum kv_status build(
 	return KV_OK;
 }
 
-enum kv_status kvg_image_create(const struct kv_pool_spec *spec, struct kvg_image **out, struct kv_error *err)
+enum kv_status kvg_image_create(
+	const struct kv_pool_spec *spec, bool is_complete, struct kvg_image **out, struct kv_error *err)
 {
 	struct kvg_image *image = kv_alloc(1, sizeof(*image));
 	struct builder *b = kv_alloc(1, sizeof(*b));
 	enum kv_status status = KV_NO_MEMORY;
 
 	if (image && b)
-		status = build(image, b, spec, err);
+		status = build(image, b, spec, is_complete, err);
 	else
 		kv_fail(err, KV_NO_MEMORY, "device tables of pool %s", spec->name);
 	kv_free(b);

@@ -1,6 +1,6 @@
 /*
- * A pool as the device sees it: where the pages of every layer lie, and the row codecs, rotations and number tables
- * as plain data. The only place that knows both core/format.h and gpu/kernels.h.
+ * A pool as the device sees it: where the pages of every layer lie, and the row codecs, rotations and number
+ * tables as plain data. The only place that knows both core/format.h and gpu/kernels.h.
  *
  * The image is made on the host, placed at a device address, and uploaded once. The caller owns it until
  * kvg_image_destroy(), which accepts NULL. Any thread.
@@ -17,8 +17,8 @@
 #define KVG_TILE_BITS_MAX 4u
 
 struct kvg_image {
-	uint64_t arena_bytes;  /* pages and tables */
-	uint64_t tables_at;    /* bytes from the start of the pool's region: the tables lie behind the pages */
+	uint64_t arena_bytes; /* pages and tables */
+	uint64_t tables_at;   /* bytes from the start of the pool's region: the tables lie behind the pages */
 	uint64_t tables_bytes;
 	uint8_t *tables_bytes_host; /* [tables_bytes], what is uploaded; complete after kvg_image_place() */
 	struct kvg_tables tables;   /* after kvg_image_place(): device addresses */
@@ -34,9 +34,12 @@ struct kvg_image {
 	float tile_scales[KVG_TILE_BITS_MAX + 1];
 };
 
-/* UNSUPPORTED when a codec does not fit the device's structs; NO_MEMORY. */
+/*
+ * UNSUPPORTED when there are too many codecs; NO_MEMORY. For its size alone: is_complete false, which saves
+ * the search for the scales of the tiles' tables (some milliseconds).
+ */
 KV_MUST_CHECK enum kv_status kvg_image_create(
-	const struct kv_pool_spec *spec, struct kvg_image **out, struct kv_error *err);
+	const struct kv_pool_spec *spec, bool is_complete, struct kvg_image **out, struct kv_error *err);
 /* Fills in device addresses for a region that begins at `device_base`, aligned to 256. */
 void kvg_image_place(struct kvg_image *image, uint8_t *device_base);
 void kvg_image_destroy(struct kvg_image *image);

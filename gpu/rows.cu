@@ -230,8 +230,8 @@ static __device__ const struct kvg_row_op *find_op(const struct kvg_row_op *ops,
 	return &ops[low];
 }
 
-static __device__ bool write_row(const struct kvg_tables *tables, const struct kvg_codec *codec, uint32_t dtype,
-	const uint8_t *wire, struct kvg_row_scratch *s)
+static __device__ bool write_row(const struct kvg_tables *tables, const struct kvg_codec *codec,
+	const float *center, uint32_t dtype, const uint8_t *wire, struct kvg_row_scratch *s)
 {
 	if (dtype == KVG_PACKED) {
 		copy_in(wire, codec->row_bytes, s->row);
@@ -242,13 +242,13 @@ static __device__ bool write_row(const struct kvg_tables *tables, const struct k
 
 	copy_in(wire, codec->head_dim * bytes, s->row);
 	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
-		s->x[i] = kvg_load_number(s->row + i * bytes, dtype);
+		s->x[i] = kvg_load_number(s->row + i * bytes, dtype) - (center ? center[i] : 0.0f);
 	__syncwarp();
 	return kvg_encode(tables, codec, s);
 }
 
-static __device__ void read_row(const struct kvg_tables *tables, const struct kvg_codec *codec, uint32_t dtype,
-	uint8_t *wire, struct kvg_row_scratch *s)
+static __device__ void read_row(const struct kvg_tables *tables, const struct kvg_codec *codec, const float *center,
+	uint32_t dtype, uint8_t *wire, struct kvg_row_scratch *s)
 {
 	if (dtype == KVG_PACKED) {
 		copy_out(s->row, codec->row_bytes, wire);
@@ -259,7 +259,26 @@ static __device__ void read_row(const struct kvg_tables *tables, const struct kv
 
 	kvg_decode(tables, codec, s);
 	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
-		kvg_store_number(s->x[i], dtype, wire + i * bytes);
+		kvg_store_number(center ? s->x[i] + center[i] : s->x[i], dtype, wire + i * bytes);
+}
+
+/* The formula of struct kv_rows; packed rows of other layers may have other sizes. */
+static __device__ uint8_t *wire_row(const struct kvg_tables *tables, const struct kvg_row_op *op, bool is_v,
+	uint32_t layer_at, uint32_t token, uint32_t head, uint64_t row_bytes)
+{
+	const struct kvg_layer *first = &tables->layers[op->layer_first], *layer = first + layer_at;
+	const uint64_t token_first = is_v ? op->v_token_first : op->k_token_first;
+	uint64_t before = layer_at * row_bytes, first_bytes = row_bytes;
+
+	if ((is_v ? op->v_dtype : op->k_dtype) == KVG_PACKED) {
+		before = is_v ? layer->v_bytes_before - first->v_bytes_before : layer->k_bytes_before - first->k_bytes_before;
+		first_bytes = tables->codecs[is_v ? first->v_codec : first->k_codec].row_bytes;
+	}
+	return (is_v ? op->v : op->k) +
+		((is_v ? op->v_stride : op->k_stride) * before + (token_first + token) * row_bytes -
+			token_first * first_bytes) *
+			tables->kv_heads +
+		head * row_bytes;
 }
 
 /* Rows of an op are numbered (layer, side, token, head), so that neighbours on the wire are neighbours here. */
@@ -279,23 +298,22 @@ static __device__ void do_row(const struct kvg_rows_params *params, uint64_t idx
 	const bool is_v = (rest & 1u) != 0;
 	const uint32_t layer_at = (uint32_t)(rest / 2), layer_idx = op->layer_first + layer_at;
 	const struct kvg_layer *layer = &tables->layers[layer_idx];
-	const struct kvg_codec *codec = &tables->codecs[is_v ? layer->v_codec : layer->k_codec];
+	const struct kvg_codec *codec = kvg_codec_of(tables, layer, is_v, head);
+	const float *center = is_v ? NULL : kvg_center_of(tables, layer, head);
 	const int64_t slot = op->slots[(uint64_t)layer->group_idx * op->n_tokens + token];
-	uint8_t *base = is_v ? op->v : op->k;
 	const uint32_t dtype = is_v ? op->v_dtype : op->k_dtype;
 	const uint64_t wire_bytes =
 		dtype == KVG_PACKED ? codec->row_bytes : codec->head_dim * kvg_number_bytes(dtype);
 
-	if (!base || slot < 0)
+	if (!(is_v ? op->v : op->k) || slot < 0)
 		return;
 
-	uint8_t *wire =
-		base + ((layer_at * (is_v ? op->v_stride : op->k_stride) + token) * tables->kv_heads + head) * wire_bytes;
+	uint8_t *wire = wire_row(tables, op, is_v, layer_at, token, head, wire_bytes);
 
 	if (op->mode == KVG_ROWS_READ) {
 		move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, true, s);
-		read_row(tables, codec, dtype, wire, s);
-	} else if (write_row(tables, codec, dtype, wire, s)) {
+		read_row(tables, codec, center, dtype, wire, s);
+	} else if (write_row(tables, codec, center, dtype, wire, s)) {
 		move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, false, s);
 	} else if (kvg_lane() == 0) {
 		atomicMin((unsigned long long *)params->flags + op->result_idx,

@@ -1,7 +1,7 @@
 /*
- * From a batch in host memory to what kernels read. Payload rows, queries and outputs stay where they are: the
- * device reads and writes them in place, once each. Slots and block tables are read many times, so the part of the
- * batch's area that holds them is copied; op structs are written anew, into the flight's staging.
+ * From a batch in host memory to what kernels read. Payload rows, queries and outputs stay where they are:
+ * the device reads and writes them in place, once each. Slots and block tables are read many times, so the
+ * part of the batch's area that holds them is copied; op structs are written anew, into the flight's staging.
  */
 #include <string.h>
 
@@ -30,11 +30,13 @@ const void *kvg_area_address(const struct kvg_flight *flight, const void *host)
 {
 	const uint64_t at = (uint64_t)((const uint8_t *)host - flight->mirrored);
 
-	return (const uint8_t *)host >= flight->mirrored && at < flight->mirrored_bytes ? flight->mirror_device + at
-											: host;
+	return (const uint8_t *)host >= flight->mirrored && at < flight->mirrored_bytes
+		? flight->mirror_device + at
+		: host;
 }
 
-void kvg_refuse(struct kvg_flight *flight, uint32_t result_idx, enum kv_status status, uint32_t layer, uint32_t row)
+void kvg_refuse(
+	struct kvg_flight *flight, uint32_t result_idx, enum kv_status status, uint32_t layer, uint32_t row)
 {
 	const struct kv_finding finding = { .result_idx = result_idx,
 		.result = { .status = (uint16_t)status, .layer = (uint16_t)layer, .row = row } };
@@ -74,7 +76,8 @@ static void find_mirrored(struct kvg_flight *flight)
 			(uint64_t)spec->n_groups * batch->transfers[i].n_tokens * sizeof(int64_t));
 	for (uint32_t i = 0; i < batch->n_decodes; i++)
 		widen(&range, batch->decodes[i].table,
-			(uint64_t)kv_div_up_u32(batch->decodes[i].n_tokens_seen, spec->block_size) * sizeof(uint32_t));
+			(uint64_t)kv_div_up_u32(batch->decodes[i].n_tokens_seen, spec->block_size) *
+				sizeof(uint32_t));
 	flight->mirrored = NULL;
 	flight->mirrored_bytes = 0;
 	if (range.begin >= range.end)
@@ -124,7 +127,8 @@ static uint32_t drop_duplicates(uint64_t *seen, const int64_t *slots, uint32_t n
 	return n_dropped;
 }
 
-/* The op's slots as the kernel may take them, in any order: of equal ones only the last is left. NULL: no room. */
+/* The op's slots as the kernel may take them, in any order: of equal ones only the last is left. NULL: no
+ * room. */
 static const int64_t *resolve_slots(struct kvg_flight *flight, const int64_t *slots, uint32_t n_tokens)
 {
 	struct kv_backend_pool *pool = flight->batch->pool;
@@ -178,6 +182,8 @@ static void add_row_op(struct kvg_flight *flight, struct kvg_rows_params *params
 		.v_stride = source->v->tokens_stride,
 		.slots = slots,
 		.row_first = params->n_rows,
+		.k_token_first = source->k->token_first,
+		.v_token_first = source->v->token_first,
 		.k_dtype = source->k->dtype,
 		.v_dtype = source->v->dtype,
 		.result_idx = source->result_idx,
@@ -189,7 +195,8 @@ static void add_row_op(struct kvg_flight *flight, struct kvg_rows_params *params
 	params->n_rows += 2ull * source->n_layers * source->n_tokens * params->tables.kv_heads;
 }
 
-static void begin_rows(struct kvg_flight *flight, struct kvg_rows_params *params, const struct kvg_row_op *ops)
+static void begin_rows(
+	struct kvg_flight *flight, struct kvg_rows_params *params, const struct kvg_row_op *ops)
 {
 	*params = (struct kvg_rows_params){
 		.tables = flight->batch->pool->image->tables,

@@ -1,7 +1,7 @@
 /*
- * Decodes become waves: query rows of one class of layers (tiles of one width, or rows of any format), as many as the
- * workspace holds. How a row is split depends on the rest of its class in the batch, so that few rows fill the
- * device too; the same batch is always split alike.
+ * Decodes become waves: query rows of one class of layers (tiles of one width, or rows of any format), as
+ * many as the workspace holds. How a row is split depends on the rest of its class in the batch, so that few
+ * rows fill the device too; the same batch is always split alike.
  */
 #include <string.h>
 
@@ -15,8 +15,8 @@
 struct class_of {
 	struct cuda_backend *cuda;
 	struct kvg_flight *flight;
-	const struct kvg_decode_op *ops; /* device */
-	uint32_t tile_bits; /* 0: rows layout */
+	const struct kvg_decode_op *ops;       /* device */
+	uint32_t tile_bits;                    /* 0: rows layout */
 	uint32_t n_heads, n_chunks, n_virtual; /* as in kvg_decode_params */
 	uint32_t unit_tokens, piece_tokens;
 	/* The open wave: */
@@ -44,7 +44,9 @@ static uint32_t work_of(const struct class_of *class, uint32_t lo, uint32_t hi)
 	const uint32_t step = class->tile_bits != 0 ? class->unit_tokens : KVG_TILE_TOKENS;
 	const uint32_t begin = lo / step * step;
 
-	return hi > lo ? kv_div_up_u32(hi - begin, class->tile_bits != 0 ? class->unit_tokens : class->piece_tokens) : 0;
+	return hi > lo
+		? kv_div_up_u32(hi - begin, class->tile_bits != 0 ? class->unit_tokens : class->piece_tokens)
+		: 0;
 }
 
 static bool is_in_class(const struct class_of *class, const struct kv_decode_op *op)
@@ -76,7 +78,7 @@ static void choose_piece(struct class_of *class)
 		}
 	}
 
-	const uint64_t wanted = n_tokens * class->n_virtual / ((uint64_t)class->cuda->n_sms * BLOCKS_PER_SM);
+	const uint64_t wanted = n_tokens * class->n_virtual / ((uint64_t) class->cuda->n_sms * BLOCKS_PER_SM);
 
 	class->piece_tokens = wanted > PIECE_TOKENS_MIN ? (uint32_t)kv_round_up_u64(wanted, KVG_TILE_TOKENS)
 							: PIECE_TOKENS_MIN;
@@ -95,6 +97,8 @@ static void place_workspace(struct cuda_backend *cuda, struct kvg_decode_params 
 	wave->partials_ml = (float *)(void *)at;
 	at += KVG_SUMS_BYTES;
 	wave->q_scales = (float *)(void *)at;
+	at += KVG_SCALES_BYTES;
+	wave->q_offsets = (float *)(void *)at;
 }
 
 /* The grid of the tiles kernel: a little smaller where its borders then fall on those of equal rows. */
@@ -161,8 +165,11 @@ static bool fits(const struct class_of *class, const struct kvg_decode_params *w
 			sizeof(float)
 		: (uint64_t)wave->n_rows * wave->tables.q_heads * wave->k_dim_max * sizeof(float);
 
-	return q_bytes <= KVG_QUERIES_BYTES && n_partials * wave->v_dim_max * sizeof(float) <= KVG_PARTIALS_BYTES &&
-		n_partials * 2 * sizeof(float) <= KVG_SUMS_BYTES && n_items * KVG_HEADS_MAX * sizeof(float) <= KVG_SCALES_BYTES;
+	return q_bytes <= KVG_QUERIES_BYTES &&
+		n_partials * wave->v_dim_max * sizeof(float) <= KVG_PARTIALS_BYTES &&
+		n_partials * 2 * sizeof(float) <= KVG_SUMS_BYTES &&
+		n_items * KVG_HEADS_MAX * sizeof(float) <= KVG_SCALES_BYTES &&
+		(uint64_t)wave->n_rows * wave->tables.q_heads * sizeof(float) <= KVG_OFFSETS_BYTES;
 }
 
 /* Adds the row to the open wave, or to a new one; false when it does not fit anywhere. */
@@ -187,7 +194,8 @@ static bool add_row(struct class_of *class, const struct kv_decode_op *op, uint3
 		grown.n_work = (uint32_t)n_work_all;
 		grown.k_dim_max = max_u32(grown.k_dim_max, layer->k->prepared_dim);
 		grown.v_dim_max = max_u32(grown.v_dim_max, layer->v->prepared_dim);
-		grown.raw_bytes_max = max_u32(grown.raw_bytes_max, max_u32(layer->k->row_bytes, layer->v->row_bytes));
+		grown.raw_bytes_max =
+			max_u32(grown.raw_bytes_max, max_u32(layer->k->row_bytes, layer->v->row_bytes));
 		if (n_work_all <= INT32_MAX && fits(class, &grown)) {
 			struct kvg_decode_row *out = kvg_stage(flight, sizeof(*out));
 

@@ -1,6 +1,7 @@
 /*
- * Times of the CUDA backend as the daemon runs it: whole batches, submitted and reaped, kernel time by the batch's
- * events. Every layer is a cold copy of the cache. Prints one line per shape; exit 77 without a device.
+ * Times of the CUDA backend as the daemon runs it: whole batches, submitted and reaped, kernel time by the
+ * batch's events. Every layer is a cold copy of the cache. Prints one line per shape; exit 77 without a
+ * device.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -168,7 +169,8 @@ static void bench(const struct shape *s)
 
 	for (;; n_layers *= 2) {
 		snprintf(json, sizeof(json),
-			"{\"name\": \"b\", \"layers\": %u, \"q_heads\": %u, \"kv_heads\": %u, \"head_dim\": 128, \"k\": \"%s\", "
+			"{\"name\": \"b\", \"layers\": %u, \"q_heads\": %u, \"kv_heads\": %u, \"head_dim\": "
+			"128, \"k\": \"%s\", "
 			"\"v\": \"%s\", \"block_size\": 16, \"blocks\": %u}",
 			n_layers, s->q_heads, s->kv_heads, s->k, s->v, n_blocks);
 		json_t *value = json_loads(json, 0, NULL);
@@ -234,8 +236,8 @@ static void bench(const struct shape *s)
 				.n_layers = 1,
 				.n_tokens = n,
 				.slots = slots,
-				.k = { rows, n, KV_DTYPE_BF16 },
-				.v = { rows, n, KV_DTYPE_BF16 } };
+				.k = { .base = rows, .tokens_stride = n, .dtype = KV_DTYPE_BF16 },
+				.v = { .base = rows, .tokens_stride = n, .dtype = KV_DTYPE_BF16 } };
 			run(&batch);
 			if (layer > 0) {
 				update_us += batch.kernel_us;
@@ -274,11 +276,14 @@ static void bench(const struct shape *s)
 
 	for (uint32_t part = 0; part < N_PARTS; part++)
 		part_us[part] = time_part(cuda, (enum part)part);
-	printf("%-12s %-12s %2u/%-2u %3u x %-6u %6.1f MB: attention %6.1f us %5.0f GB/s; prepare %5.1f, finish %5.1f, all "
-	       "%6.1f; batch: kernels %4u, copy in %3u, submit %3u, whole %4u us; update of 2048 tokens %u us\n",
-		s->k, s->v, s->q_heads, s->kv_heads, s->n_seqs, s->n_tokens, (double)bytes_each / 1e6, part_us[ATTEND],
-		(double)bytes_each / part_us[ATTEND] / 1e3, part_us[PREPARE], part_us[FINISH], part_us[ALL],
-		times[n_times / 2], batch.copy_in_us, submit_us, whole_us, n_updates ? update_us / n_updates : 0);
+	printf("%-12s %-12s %2u/%-2u %3u x %-6u %6.1f MB: attention %6.1f us %5.0f GB/s; prepare %5.1f, "
+	       "finish %5.1f, all "
+	       "%6.1f; batch: kernels %4u, copy in %3u, submit %3u, whole %4u us; update of 2048 tokens %u "
+	       "us\n",
+		s->k, s->v, s->q_heads, s->kv_heads, s->n_seqs, s->n_tokens, (double)bytes_each / 1e6,
+		part_us[ATTEND], (double)bytes_each / part_us[ATTEND] / 1e3, part_us[PREPARE],
+		part_us[FINISH], part_us[ALL], times[n_times / 2], batch.copy_in_us, submit_us, whole_us,
+		n_updates ? update_us / n_updates : 0);
 	fflush(stdout);
 	backend->ops->pool_destroy(backend, pool);
 	kv_pool_spec_destroy(spec);

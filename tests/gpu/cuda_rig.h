@@ -1,6 +1,6 @@
 /*
- * A bench for the CUDA backend beside the scalar oracle: one pool on the device, the same pool in host memory, and
- * batches that run on both. Inputs are shared; what a batch writes is compared.
+ * A bench for the CUDA backend beside the scalar oracle: one pool on the device, the same pool in host
+ * memory, and batches that run on both. Inputs are shared; what a batch writes is compared.
  */
 #ifndef TESTS_GPU_CUDA_RIG_H
 #define TESTS_GPU_CUDA_RIG_H
@@ -23,7 +23,7 @@
 #include "tests/lib/kv_test.h"
 
 #define RIG_MEMORY_BYTES (96u << 20)
-#define RIG_ARENA_BYTES  (256u << 20)
+#define RIG_ARENA_BYTES  (11ull << 30) /* a pool whose offsets do not fit into 32 bits */
 #define RIG_OPS_MAX      256u
 
 /* Made once: a CUDA context takes a second. */
@@ -186,19 +186,21 @@ static inline uint32_t rig_row_bytes(const struct rig *rig, bool is_v, uint32_t 
 					: (is_v ? l->v : l->k)->head_dim * kv_dtype_bytes(dtype);
 }
 
-/* Room for the rows of an op; layers have equal formats. */
-static inline struct kv_rows rig_rows(
-	struct rig *rig, bool is_v, uint32_t n_layers, uint32_t n_tokens, enum kv_dtype dtype, uint64_t *n_bytes)
+/* Room for the rows of an op, from layer 0 on. */
+static inline struct kv_rows rig_rows(struct rig *rig, bool is_v, uint32_t n_layers, uint32_t n_tokens,
+	enum kv_dtype dtype, uint64_t *n_bytes)
 {
-	*n_bytes = (uint64_t)n_layers * n_tokens * rig->spec->kv_heads * rig_row_bytes(rig, is_v, 0, dtype);
+	*n_bytes = 0;
+	for (uint32_t l = 0; l < n_layers; l++)
+		*n_bytes += (uint64_t)n_tokens * rig->spec->kv_heads * rig_row_bytes(rig, is_v, l, dtype);
 	return (struct kv_rows){
 		.base = rig_take(rig, *n_bytes), .tokens_stride = n_tokens, .dtype = (uint8_t)dtype
 	};
 }
 
 /*
- * Rows that a model could make, with a zero row, a tiny one, a large one, and one heavy channel now and then. Large
- * keys would only make logits of many hundreds, whose rounding is then what the test sees.
+ * Rows that a model could make, with a zero row, a tiny one, a large one, and one heavy channel now and then.
+ * Large keys would only make logits of many hundreds, whose rounding is then what the test sees.
  */
 static inline void rig_draw_rows(struct rig *rig, const struct kv_rows *rows, bool is_v, uint32_t n_rows)
 {
@@ -208,7 +210,10 @@ static inline void rig_draw_rows(struct rig *rig, const struct kv_rows *rows, bo
 
 	for (uint32_t r = 0; r < n_rows; r++) {
 		const uint32_t kind = rig_below(rig, 64);
-		const float size = kind == 0 ? 0.0f : kind == 1 ? 1e-20f : kind == 2 ? (is_v ? 300.0f : 2.0f) : 1.0f;
+		const float size = kind == 0 ? 0.0f
+			: kind == 1          ? 1e-20f
+			: kind == 2          ? (is_v ? 300.0f : 2.0f)
+					     : 1.0f;
 
 		for (uint32_t i = 0; i < dim; i++)
 			row[i] = rig_number(rig) * size;

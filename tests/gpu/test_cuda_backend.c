@@ -1,172 +1,11 @@
 /*
- * The CUDA backend against the scalar oracle (core/batch_run.h), on one list of cases. Stored bytes are compared
- * without tolerance; outputs by relative L2 error, with bounds that follow from the arithmetic: float32 for rows of
- * any format, float16 tables for the tq4 kernel. Exit 77 without a device. Loop index: the case.
+ * The CUDA backend against the scalar oracle (core/batch_run.h), on one list of cases. Stored bytes are
+ * compared without tolerance; outputs by relative L2 error, with bounds that follow from the arithmetic:
+ * float32 for rows of any format, float16 tables for the tq4 kernel. Exit 77 without a device. Loop index:
+ * the case.
  */
-#include "tests/gpu/cuda_rig.h"
-
 #include "core/selftest.h"
-
-#define N_SEQS 9u
-
-static const struct pool_case {
-	const char *k, *v;
-	uint32_t k_dim, v_dim, q_heads, kv_heads, block_size;
-	double bound;
-} cases[] = {
-	{ "f32", "f32", 64, 64, 4, 2, 16, 2e-5 },
-	{ "bf16", "bf16", 128, 128, 8, 2, 16, 2e-5 },
-	{ "f16", "f16", 16, 16, 1, 1, 32, 2e-5 },
-	{ "fp8", "fp8", 128, 128, 4, 1, 16, 2e-5 },
-	{ "f32", "bf16", 64, 256, 6, 2, 64, 2e-5 },
-	{ "tq1", "tq1", 128, 128, 4, 2, 16, 2e-5 },
-	{ "tq2", "tq2", 128, 128, 8, 2, 16, 5e-3 },
-	{ "tq2", "tq2", 128, 128, 16, 2, 32, 5e-3 },
-	{ "tq3", "tq3", 128, 128, 32, 8, 16, 1e-2 },
-	{ "tq3", "tq3", 128, 128, 10, 2, 64, 1e-2 },
-	{ "tq2", "tq2", 64, 64, 8, 2, 16, 2e-5 },
-	{ "tq3", "tq3", 64, 64, 8, 2, 16, 2e-5 },
-	{ "tq4", "tq4", 128, 128, 32, 8, 16, 2e-3 },
-	{ "tq4", "tq4", 128, 128, 8, 8, 32, 2e-3 },
-	{ "tq4", "tq4", 128, 128, 16, 2, 64, 3e-3 },
-	{ "tq4", "tq4", 128, 128, 24, 2, 16, 3e-3 },
-	{ "tq4", "tq4", 128, 128, 6, 2, 16, 2e-3 },
-	{ "tq4", "tq4", 64, 64, 4, 2, 16, 2e-3 },
-	{ "tq4", "tq4", 64, 64, 16, 2, 32, 3e-3 },
-	{ "tq4", "tq4", 64, 64, 9, 3, 64, 2e-3 },
-	{ "tq4", "tq2", 128, 128, 4, 2, 16, 2e-5 },
-	{ "tq4", "tq4", 32, 32, 2, 2, 16, 2e-5 },
-	{ "tq4", "tq4", 256, 256, 4, 2, 16, 2e-5 },
-	{ "tq4", "tq4", 80, 80, 4, 2, 16, 2e-5 },
-	{ "tq4", "tq4", 96, 96, 3, 1, 32, 2e-5 },
-	{ "tq4", "bf16", 128, 48, 1, 1, 32, 2e-5 },
-	{ "tq5", "tq6", 64, 64, 4, 2, 16, 2e-5 },
-	{ "tq7", "tq8", 112, 112, 4, 2, 16, 2e-5 },
-	{ "tq8", "tq8", 256, 256, 2, 1, 64, 2e-5 },
-	{ "tq3", "v4", 128, 128, 20, 2, 16, 2e-5 },
-	{ "bf16", "v2", 64, 64, 4, 2, 16, 2e-5 },
-	{ "bf16", "v3", 80, 80, 4, 2, 16, 2e-5 },
-	{ "v8", "v8", 128, 128, 4, 2, 32, 2e-5 },
-	{ "tqp2", "tqp3", 128, 128, 8, 2, 16, 2e-5 },
-	{ "tqp4", "tqp5", 96, 96, 4, 2, 16, 2e-5 },
-	{ "turboquant25", "turboquant25", 128, 128, 8, 2, 16, 2e-5 },
-	{ "turboquant35", "turboquant35", 80, 80, 4, 2, 16, 2e-5 },
-	{ "turboquant25", "turboquant35", 256, 256, 4, 1, 64, 2e-5 },
-	{ "tq3", "tq3", 16, 16, 2, 1, 16, 2e-5 },
-};
-
-static const uint32_t lengths[N_SEQS] = { 0, 1, 15, 16, 17, 47, 100, 333, 800 };
-
-struct rig_seq {
-	uint32_t n_tokens;
-	uint32_t table[64];
-};
-
-/* Two layers of one group; every sequence has blocks of its own, in random order. */
-static void begin_case(struct rig *rig, const struct pool_case *c, struct rig_seq seqs[N_SEQS])
-{
-	char json[512];
-	uint32_t order[256], n_blocks = 0, n = 0;
-
-	for (uint32_t s = 0; s < N_SEQS; s++)
-		n_blocks += lengths[s] / c->block_size + 1;
-	snprintf(json, sizeof(json),
-		"{\"name\": \"p\", \"layers\": 2, \"q_heads\": %u, \"kv_heads\": %u, \"k_head_dim\": %u, "
-		"\"v_head_dim\": %u, \"k\": \"%s\", \"v\": \"%s\", \"block_size\": %u, \"blocks\": %u}",
-		c->q_heads, c->kv_heads, c->k_dim, c->v_dim, c->k, c->v, c->block_size, n_blocks + 8);
-	rig_init(rig, json, (uint64_t)(c - cases) + 1);
-	rig_shuffle(rig, order, n_blocks + 8);
-	for (uint32_t s = 0; s < N_SEQS; s++) {
-		seqs[s].n_tokens = lengths[s];
-		for (uint32_t i = 0; i <= lengths[s] / c->block_size; i++)
-			seqs[s].table[i] = order[n++];
-	}
-}
-
-static int64_t slot_of(const struct rig *rig, const struct rig_seq *seq, uint32_t token)
-{
-	const uint32_t block_size = rig->spec->block_size;
-
-	return (int64_t)seq->table[token / block_size] * block_size + token % block_size;
-}
-
-/* All rows of all sequences in one batch, tokens of each in random order; runs it on both sides. */
-static void fill(struct rig *rig, const struct rig_seq seqs[N_SEQS])
-{
-	static const enum kv_dtype dtypes[] = { KV_DTYPE_BF16, KV_DTYPE_F32, KV_DTYPE_F16 };
-	uint32_t order[1024];
-
-	rig_begin(rig);
-	for (uint32_t s = 0; s < N_SEQS; s++) {
-		const uint32_t n = seqs[s].n_tokens;
-		struct kv_update_op *op = &rig->batch.updates[rig->batch.n_updates++];
-		int64_t *slots = rig_take(rig, n * sizeof(*slots));
-		uint64_t n_bytes;
-
-		rig_shuffle(rig, order, n);
-		for (uint32_t t = 0; t < n; t++)
-			slots[t] = slot_of(rig, &seqs[s], order[t]);
-		*op = (struct kv_update_op){
-			.result_idx = rig->batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
-		};
-		op->k = rig_rows(rig, false, 2, n, dtypes[s % 3], &n_bytes);
-		op->v = rig_rows(rig, true, 2, n, dtypes[(s + 1) % 3], &n_bytes);
-		rig_draw_rows(rig, &op->k, false, 2 * n * rig->spec->kv_heads);
-		rig_draw_rows(rig, &op->v, true, 2 * n * rig->spec->kv_heads);
-	}
-	rig_run_cuda(rig);
-	for (uint32_t i = 0; i < rig->batch.n_results; i++)
-		ck_assert_uint_eq(rig->batch.results[i].status, KV_OK);
-	rig_run_oracle(rig);
-}
-
-/* Reads all rows of one sequence on both sides and compares them without tolerance. */
-static void compare_rows(struct rig *rig, const struct rig_seq *seq, enum kv_dtype dtype)
-{
-	const uint32_t n = seq->n_tokens;
-	struct kv_transfer_op *op;
-	int64_t *slots;
-	uint64_t n_bytes[2];
-	uint32_t order[1024];
-
-	if (n == 0)
-		return;
-	rig_begin(rig);
-	op = &rig->batch.transfers[rig->batch.n_transfers++];
-	slots = rig_take(rig, n * sizeof(*slots));
-	rig_shuffle(rig, order, n);
-	for (uint32_t t = 0; t < n; t++)
-		slots[t] = slot_of(rig, seq, order[t]);
-	*op = (struct kv_transfer_op){
-		.result_idx = rig->batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
-	};
-	op->k = rig_rows(rig, false, 2, n, dtype, &n_bytes[0]);
-	op->v = rig_rows(rig, true, 2, n, dtype, &n_bytes[1]);
-	for (uint32_t side = 0; side < 2; side++)
-		memset(side ? op->v.base : op->k.base, 0xAA, n_bytes[side]);
-	rig_run_cuda(rig);
-
-	uint8_t *found[2];
-
-	for (uint32_t side = 0; side < 2; side++) {
-		found[side] = malloc(n_bytes[side]);
-		memcpy(found[side], side ? op->v.base : op->k.base, n_bytes[side]);
-	}
-	rig_run_oracle(rig);
-	for (uint32_t side = 0; side < 2; side++) {
-		const uint8_t *wanted = side ? op->v.base : op->k.base;
-		const uint32_t row_bytes = rig_row_bytes(rig, side != 0, 0, dtype);
-
-		for (uint64_t i = 0; i < n_bytes[side]; i++) {
-			if (found[side][i] == wanted[i])
-				continue;
-			ck_abort_msg("%s rows (%s), sequence of %u tokens: row %llu byte %llu of %u is %02x, expected %02x",
-				side ? "V" : "K", kv_dtype_name(dtype), n, (unsigned long long)(i / row_bytes),
-				(unsigned long long)(i % row_bytes), row_bytes, found[side][i], wanted[i]);
-		}
-		free(found[side]);
-	}
-}
+#include "tests/gpu/cuda_cases.h"
 
 /* Updates store the oracle's bytes, exports return them, and decoded rows have the same bits. */
 START_TEST(test_cuda_rows_equal_the_oracle)
@@ -184,112 +23,8 @@ START_TEST(test_cuda_rows_equal_the_oracle)
 }
 END_TEST
 
-struct decode_check {
-	const struct kv_decode_op *op;
-	uint8_t *out;
-	float *lse;
-};
-
-static struct kv_decode_op *add_decode(
-	struct rig *rig, const struct rig_seq *seq, uint32_t layer, uint32_t q_len, uint32_t n_seen, float size)
-{
-	static const enum kv_dtype dtypes[] = { KV_DTYPE_F32, KV_DTYPE_BF16, KV_DTYPE_F16 };
-	const struct kv_pool_spec *spec = rig->spec;
-	const size_t n_queries = (size_t)q_len * spec->q_heads;
-	const enum kv_dtype q_dtype = dtypes[rig_below(rig, 3)];
-	struct kv_decode_op *op = &rig->batch.decodes[rig->batch.n_decodes++];
-	float *q = malloc(n_queries * spec->k_head_dim * sizeof(*q));
-	uint8_t *stored = rig_take(rig, n_queries * spec->k_head_dim * sizeof(float));
-	uint32_t *table = rig_take(rig, sizeof(seq->table));
-
-	memcpy(table, seq->table, sizeof(seq->table));
-	for (size_t i = 0; i < n_queries * spec->k_head_dim; i++)
-		q[i] = rig_number(rig) * size;
-	kv_rows_store(q_dtype, q, n_queries * spec->k_head_dim, stored);
-	free(q);
-	*op = (struct kv_decode_op){ .result_idx = rig->batch.n_results++,
-		.layer = layer,
-		.q_len = q_len,
-		.n_tokens_seen = n_seen,
-		.scale = spec->layers[layer].scale,
-		.q_dtype = (uint8_t)q_dtype,
-		.out_dtype = KV_DTYPE_F32,
-		.table = table,
-		.q = stored,
-		.out = rig_take(rig, n_queries * spec->v_head_dim * sizeof(float)),
-		.lse = rig_take(rig, n_queries * sizeof(float)) };
-	memset(op->out, 0xAA, n_queries * spec->v_head_dim * sizeof(float));
-	memset(op->lse, 0xAA, n_queries * sizeof(float));
-	return op;
-}
-
-/* Outputs of the device beside those of the oracle, query by query. */
-static double compare_decode(const struct rig *rig, const struct decode_check *check, double bound)
-{
-	const struct kv_pool_spec *spec = rig->spec;
-	const struct kv_decode_op *op = check->op;
-	const float *found = (const float *)(const void *)check->out, *wanted = (const float *)(const void *)op->out;
-	double worst = 0;
-
-	for (uint32_t query = 0; query < op->q_len * spec->q_heads; query++) {
-		double error = 0, norm = 0;
-
-		for (uint32_t i = 0; i < spec->v_head_dim; i++) {
-			const double a = (double)found[query * spec->v_head_dim + i];
-			const double b = (double)wanted[query * spec->v_head_dim + i];
-
-			error += (a - b) * (a - b);
-			norm += b * b;
-		}
-
-		const double relative = norm > 0 ? sqrt(error / norm) : sqrt(error);
-
-		if (!(relative <= bound))
-			ck_abort_msg("layer %u, %u tokens, window %u, q_len %u, query %u: relative error %g above %g, first "
-				     "numbers %g, expected %g",
-				op->layer, op->n_tokens_seen, op->window, op->q_len, query, relative, bound,
-				(double)found[query * spec->v_head_dim], (double)wanted[query * spec->v_head_dim]);
-		worst = relative > worst ? relative : worst;
-		if (isinf(op->lse[query]))
-			ck_assert(isinf(check->lse[query]) && check->lse[query] < 0);
-		else if (!(fabs((double)check->lse[query] - (double)op->lse[query]) <=
-				 bound * (1 + fabs((double)op->lse[query]))))
-			ck_abort_msg("layer %u, %u tokens, query %u: log-sum-exp %g, expected %g", op->layer,
-				op->n_tokens_seen, query, (double)check->lse[query], (double)op->lse[query]);
-	}
-	return worst;
-}
-
-static void run_and_compare_decodes(struct rig *rig, double bound, const char *name)
-{
-	struct decode_check checks[RIG_OPS_MAX];
-	double worst = 0;
-
-	rig_run_cuda(rig);
-	for (uint32_t i = 0; i < rig->batch.n_decodes; i++) {
-		const struct kv_decode_op *op = &rig->batch.decodes[i];
-		const size_t n_queries = (size_t)op->q_len * rig->spec->q_heads;
-
-		ck_assert_msg(rig->batch.results[op->result_idx].status == KV_OK, "decode %u: status %u", i,
-			rig->batch.results[op->result_idx].status);
-		checks[i] = (struct decode_check){ .op = op,
-			.out = malloc(n_queries * rig->spec->v_head_dim * sizeof(float)),
-			.lse = malloc(n_queries * sizeof(float)) };
-		memcpy(checks[i].out, op->out, n_queries * rig->spec->v_head_dim * sizeof(float));
-		memcpy(checks[i].lse, op->lse, n_queries * sizeof(float));
-	}
-	rig_run_oracle(rig);
-	for (uint32_t i = 0; i < rig->batch.n_decodes; i++) {
-		const double error = compare_decode(rig, &checks[i], bound);
-
-		worst = error > worst ? error : worst;
-		free(checks[i].out);
-		free(checks[i].lse);
-	}
-	printf("%s: worst relative error %.2e of %.0e, kernels %u us\n", name, worst, bound, rig->batch.kernel_us);
-}
-
-/* Ragged batches, empty sequences, shorter promised lengths, several query rows, windows, flat and peaked logits. */
+/* Ragged batches, empty sequences, shorter promised lengths, several query rows, windows, flat and peaked
+ * logits. */
 START_TEST(test_cuda_decode_is_the_oracles)
 {
 	const struct pool_case *c = &cases[_i];
@@ -297,8 +32,8 @@ START_TEST(test_cuda_decode_is_the_oracles)
 	struct rig_seq seqs[N_SEQS];
 	char name[128];
 
-	snprintf(name, sizeof(name), "%s/%s d %u/%u heads %u/%u block %u", c->k, c->v, c->k_dim, c->v_dim, c->q_heads,
-		c->kv_heads, c->block_size);
+	snprintf(name, sizeof(name), "%s/%s d %u/%u heads %u/%u block %u", c->k, c->v, c->k_dim, c->v_dim,
+		c->q_heads, c->kv_heads, c->block_size);
 	begin_case(&rig, c, seqs);
 	fill(&rig, seqs);
 	rig_begin(&rig);
@@ -338,7 +73,8 @@ START_TEST(test_cuda_decode_flags)
 	rig_begin(&rig);
 	op = add_decode(&rig, &seqs[7], 0, 1, 333, 1.0f);
 	op->flags = KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED;
-	if (kv_row_codec_has_one_basis(rig.spec->layers[0].k) && kv_row_codec_has_one_basis(rig.spec->layers[0].v)) {
+	if (kv_row_codec_has_one_basis(rig.spec->layers[0].k) &&
+		kv_row_codec_has_one_basis(rig.spec->layers[0].v)) {
 		run_and_compare_decodes(&rig, c->bound, "rotated");
 	} else {
 		rig_run_cuda(&rig);
@@ -349,7 +85,8 @@ START_TEST(test_cuda_decode_flags)
 }
 END_TEST
 
-/* Packed rows imported into other slots, block copies on top of each other, updates and decodes in one batch. */
+/* Packed rows imported into other slots, block copies on top of each other, updates and decodes in one batch.
+ */
 START_TEST(test_cuda_import_copy_and_order)
 {
 	const struct pool_case *c = &cases[_i];
@@ -415,7 +152,8 @@ START_TEST(test_cuda_duplicate_and_skipped_slots)
 		op = &rig.batch.updates[rig.batch.n_updates++];
 		slots = rig_take(&rig, n * sizeof(*slots));
 		for (uint32_t t = 0; t < n; t++)
-			slots[t] = t % 7 == 3 ? -1 - (int64_t)t : slot_of(&rig, &seqs[6], rig_below(&rig, 20));
+			slots[t] =
+				t % 7 == 3 ? -1 - (int64_t)t : slot_of(&rig, &seqs[6], rig_below(&rig, 20));
 		*op = (struct kv_update_op){
 			.result_idx = rig.batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
 		};
@@ -432,7 +170,8 @@ START_TEST(test_cuda_duplicate_and_skipped_slots)
 }
 END_TEST
 
-/* A bad row or query is refused with its first layer and row, as the oracle does; others are not touched by it. */
+/* A bad row or query is refused with its first layer and row, as the oracle does; others are not touched by
+ * it. */
 START_TEST(test_cuda_refusals_equal_the_oracles)
 {
 	static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 65520.0f, 1e30f };
@@ -453,9 +192,10 @@ START_TEST(test_cuda_refusals_equal_the_oracles)
 
 			for (uint32_t t = 0; t < n; t++)
 				slots[t] = slot_of(&rig, &seqs[s], t);
-			*op = (struct kv_update_op){
-				.result_idx = rig.batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
-			};
+			*op = (struct kv_update_op){ .result_idx = rig.batch.n_results++,
+				.n_layers = 2,
+				.n_tokens = n,
+				.slots = slots };
 			op->k = rig_rows(&rig, false, 2, n, KV_DTYPE_F32, &n_bytes);
 			op->v = rig_rows(&rig, true, 2, n, KV_DTYPE_F32, &n_bytes);
 			rig_draw_rows(&rig, &op->k, false, 2 * n * rig.spec->kv_heads);
@@ -465,13 +205,15 @@ START_TEST(test_cuda_refusals_equal_the_oracles)
 				const uint32_t dim = i % 2 ? rig.spec->v_head_dim : rig.spec->k_head_dim;
 				const size_t n_values = (size_t)2 * n * rig.spec->kv_heads * dim;
 
-				memcpy(rows->base + 4 * (size_t)rig_below(&rig, (uint32_t)n_values), &bad[b], 4);
+				memcpy(rows->base + 4 * (size_t)rig_below(&rig, (uint32_t)n_values), &bad[b],
+					4);
 			}
 		}
 		struct kv_decode_op *op = add_decode(&rig, &seqs[4], 1, 3, 17, 1.0f);
 
 		memset((uint8_t *)(uintptr_t)op->q +
-				(size_t)rig.spec->q_heads * rig.spec->k_head_dim * kv_dtype_bytes(op->q_dtype),
+				(size_t)rig.spec->q_heads * rig.spec->k_head_dim *
+					kv_dtype_bytes(op->q_dtype),
 			0xFF, 4); /* NaN in every dtype, in row 1 */
 		rig_run_cuda(&rig);
 		memcpy(found, rig.batch.results, sizeof(found));
@@ -482,8 +224,9 @@ START_TEST(test_cuda_refusals_equal_the_oracles)
 
 			ck_assert_msg(found[i].status == wanted->status && found[i].layer == wanted->layer &&
 					found[i].row == wanted->row,
-				"value %g, result %u: status %u layer %u row %u, expected %u, %u, %u", (double)bad[b], i,
-				found[i].status, found[i].layer, found[i].row, wanted->status, wanted->layer, wanted->row);
+				"value %g, result %u: status %u layer %u row %u, expected %u, %u, %u",
+				(double)bad[b], i, found[i].status, found[i].layer, found[i].row,
+				wanted->status, wanted->layer, wanted->row);
 		}
 	}
 	rig_finish(&rig);
@@ -521,10 +264,12 @@ START_TEST(test_cuda_import_refuses_what_the_oracle_refuses)
 			memset(op->k.base, 0, k_bytes);
 			memset(op->v.base, 0, v_bytes);
 			if (i % 2)
-				op->k.base[round % 2 ? k_bytes - 1 - rig_below(&rig, 4) : rig_below(&rig, (uint32_t)k_bytes)] =
+				op->k.base[round % 2 ? k_bytes - 1 - rig_below(&rig, 4)
+						     : rig_below(&rig, (uint32_t)k_bytes)] =
 					round % 3 ? 0xFF : (uint8_t)rig_below(&rig, 256);
 			else
-				op->v.base[round % 2 ? v_bytes - 1 - rig_below(&rig, 4) : rig_below(&rig, (uint32_t)v_bytes)] =
+				op->v.base[round % 2 ? v_bytes - 1 - rig_below(&rig, 4)
+						     : rig_below(&rig, (uint32_t)v_bytes)] =
 					round % 3 ? 0x7F : (uint8_t)rig_below(&rig, 256);
 		}
 		rig_run_cuda(&rig);
@@ -541,6 +286,65 @@ START_TEST(test_cuda_import_refuses_what_the_oracle_refuses)
 }
 END_TEST
 
+/* Blocks beyond 2^32 bytes of both layouts are where they should be, and not where the low 32 bits say. */
+START_TEST(test_cuda_far_pages)
+{
+	static const char *const formats[] = { "tq4", "f32" };
+	const uint32_t n_blocks = _i == 0 ? 300000 : 70000; /* of 17 408, and of 2 * 65 536 bytes */
+	struct rig rig;
+	struct rig_seq seqs[2];
+	char json[512];
+
+	snprintf(json, sizeof(json),
+		"{\"name\": \"p\", \"layers\": 1, \"q_heads\": 8, \"kv_heads\": 8, \"head_dim\": 128, \"k\": "
+		"\"%s\", "
+		"\"v\": \"%s\", \"block_size\": 16, \"blocks\": %u}",
+		formats[_i], formats[_i], n_blocks);
+	rig_init(&rig, json, 99);
+	for (uint32_t s = 0; s < 2; s++) {
+		seqs[s].n_tokens = 33;
+		for (uint32_t b = 0; b < 3; b++)
+			seqs[s].table[b] = s == 0 ? n_blocks - 1 - b : b;
+	}
+	rig_begin(&rig);
+	for (uint32_t s = 0; s < 2; s++) {
+		struct kv_update_op *op = &rig.batch.updates[rig.batch.n_updates++];
+		int64_t *slots = rig_take(&rig, 33 * sizeof(*slots));
+		uint64_t n_bytes;
+
+		for (uint32_t t = 0; t < 33; t++)
+			slots[t] = slot_of(&rig, &seqs[s], t);
+		*op = (struct kv_update_op){
+			.result_idx = rig.batch.n_results++, .n_layers = 1, .n_tokens = 33, .slots = slots
+		};
+		op->k = rig_rows(&rig, false, 1, 33, KV_DTYPE_F32, &n_bytes);
+		op->v = rig_rows(&rig, true, 1, 33, KV_DTYPE_F32, &n_bytes);
+		rig_draw_rows(&rig, &op->k, false, 33 * 8);
+		rig_draw_rows(&rig, &op->v, true, 33 * 8);
+		add_decode(&rig, &seqs[s], 0, 1, 33, 1.0f);
+	}
+	run_and_compare_decodes(&rig, _i == 0 ? 2e-3 : 2e-5, "far pages");
+	rig_finish(&rig);
+}
+END_TEST
+
+/* More than the device has is refused with wanted and free bytes. */
+START_TEST(test_cuda_arena_too_large)
+{
+	struct kv_backend *backend = NULL;
+	struct kv_error err = { .msg = "" };
+
+	ck_assert_msg(kvg_backend_cuda_create(0, &backend, &err) == KV_OK, "%s", err.msg);
+	ck_assert_int_eq(backend->ops->arena_create(backend, 1ull << 50, &err), KV_NO_MEMORY);
+	ck_assert_ptr_nonnull(strstr(err.msg, "1125899906842624 bytes wanted"));
+	ck_assert_ptr_nonnull(strstr(err.msg, "bytes of device memory are free"));
+	/* The error did not stick. */
+	ck_assert_int_eq(backend->ops->arena_create(backend, 1 << 20, &err), KV_OK);
+	backend->ops->destroy(backend);
+	ck_assert_int_eq(kvg_backend_cuda_create(99, &backend, &err), KV_UNAVAILABLE);
+}
+END_TEST
+
 /* The committed known answer. */
 START_TEST(test_cuda_selftest)
 {
@@ -553,7 +357,8 @@ START_TEST(test_cuda_selftest)
 	ck_assert_ptr_nonnull(area);
 	ck_assert_uint_eq((uintptr_t)area % 4096, 0);
 	ck_assert_msg(kv_selftest_spec_create(&spec, &err) == KV_OK, "%s", err.msg);
-	ck_assert_msg(rig_backend->ops->pool_create(rig_backend, spec, 0, &pool, &err) == KV_OK, "%s", err.msg);
+	ck_assert_msg(
+		rig_backend->ops->pool_create(rig_backend, spec, 0, &pool, &err) == KV_OK, "%s", err.msg);
 	for (uint32_t round = 0; round < 3; round++) {
 		kv_selftest_fill(spec, pool, area, &batch);
 		ck_assert_msg(rig_backend->ops->submit(rig_backend, &batch, &err) == KV_OK, "%s", err.msg);
@@ -595,12 +400,41 @@ START_TEST(test_cuda_jobs)
 }
 END_TEST
 
+/*
+ * A kernel that faults poisons the context: its batch and all later ones come back as DEVICE_LOST, the
+ * descriptor wakes the loop although the driver calls nobody any more, and destroying does not hang. The last
+ * test: nothing works afterwards.
+ */
+START_TEST(test_cuda_lost_device)
+{
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS];
+	struct pollfd finished = { .fd = rig_backend->ops->event_fd(rig_backend), .events = POLLIN };
+	struct kv_batch *reaped = NULL;
+	struct kv_error err = { .msg = "" };
+	uint64_t count;
+
+	begin_case(&rig, &cases[0], seqs);
+	rig_begin(&rig);
+	add_decode(&rig, &seqs[0], 0, 1, 0, 1.0f)->out = (uint8_t *)(uintptr_t)4096;
+	rig_reset_results(&rig);
+	ck_assert_int_eq(rig_backend->ops->submit(rig_backend, &rig.batch, &err), KV_OK);
+	while (!(reaped = rig_backend->ops->reap(rig_backend))) {
+		ck_assert_int_eq(poll(&finished, 1, 5000), 1);
+		(void)!read(finished.fd, &count, sizeof(count));
+	}
+	ck_assert_int_eq(reaped->status, KV_DEVICE_LOST);
+	ck_assert_int_eq(rig_backend->ops->submit(rig_backend, &rig.batch, &err), KV_DEVICE_LOST);
+	ck_assert_ptr_null(rig_backend->ops->reap(rig_backend));
+}
+END_TEST
+
 /* test_cuda_backend [FIRST [END]]: cases [FIRST, END) only, for tools that slow a program down. */
 int main(int argc, char **argv)
 {
 	struct kv_error err = { .msg = "" };
 	Suite *suite = suite_create("cuda_backend");
-	TCase *tcase = tcase_create("cuda_backend");
+	TCase *tcase = tcase_create("cuda_backend"), *lost = tcase_create("lost device");
 	const int n_cases = sizeof(cases) / sizeof(cases[0]);
 	const int first = argc > 1 ? atoi(argv[1]) : 0;
 	const int end = argc > 2 && atoi(argv[2]) < n_cases ? atoi(argv[2]) : n_cases;
@@ -613,6 +447,10 @@ int main(int argc, char **argv)
 	tcase_set_timeout(tcase, 0);
 	tcase_add_test(tcase, test_cuda_jobs);
 	tcase_add_test(tcase, test_cuda_selftest);
+	if (argc == 1) {
+		tcase_add_test(tcase, test_cuda_arena_too_large);
+		tcase_add_loop_test(tcase, test_cuda_far_pages, 0, 2);
+	}
 	tcase_add_loop_test(tcase, test_cuda_rows_equal_the_oracle, first, end);
 	tcase_add_loop_test(tcase, test_cuda_decode_is_the_oracles, first, end);
 	tcase_add_loop_test(tcase, test_cuda_decode_flags, first, end);
@@ -621,6 +459,10 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, test_cuda_refusals_equal_the_oracles, first, end);
 	tcase_add_loop_test(tcase, test_cuda_import_refuses_what_the_oracle_refuses, first, end);
 	suite_add_tcase(suite, tcase);
+	if (argc == 1) {
+		tcase_add_test(lost, test_cuda_lost_device);
+		suite_add_tcase(suite, lost);
+	}
 
 	const int rc = kv_test_run(suite, CK_NOFORK);
 

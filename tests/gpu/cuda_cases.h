@@ -1,0 +1,374 @@
+/*
+ * The list of cases for the CUDA backend, and what every test does with one: a pool with rows of ragged
+ * sequences on the device and in the oracle, rows compared without tolerance, outputs by relative L2 error.
+ * Included by one program.
+ */
+#ifndef TESTS_GPU_CUDA_CASES_H
+#define TESTS_GPU_CUDA_CASES_H
+
+#include "tests/gpu/cuda_rig.h"
+
+#define N_SEQS 9u
+
+enum { K_CENTER = 1, CHANNEL_LISTS = 2, QR = 4, PER_LAYER = 8, NORM_CORRECTION = 16 };
+
+/* k, v: a format, or the two of both layers as a JSON array. */
+static const struct pool_case {
+	const char *k, *v;
+	uint32_t k_dim, v_dim, q_heads, kv_heads, block_size;
+	double bound;
+	uint32_t options;
+} cases[] = {
+	{ "f32", "f32", 64, 64, 4, 2, 16, 2e-5, 0 },
+	{ "bf16", "bf16", 128, 128, 8, 2, 16, 2e-5, 0 },
+	{ "f16", "f16", 16, 16, 1, 1, 32, 2e-5, 0 },
+	{ "fp8", "fp8", 128, 128, 4, 1, 16, 2e-5, 0 },
+	{ "f32", "bf16", 64, 256, 6, 2, 64, 2e-5, 0 },
+	{ "tq1", "tq1", 128, 128, 4, 2, 16, 2e-5, 0 },
+	{ "tq2", "tq2", 128, 128, 8, 2, 16, 5e-3, 0 },
+	{ "tq2", "tq2", 128, 128, 16, 2, 32, 5e-3, 0 },
+	{ "tq3", "tq3", 128, 128, 32, 8, 16, 1e-2, 0 },
+	{ "tq3", "tq3", 128, 128, 10, 2, 64, 1e-2, 0 },
+	{ "tq2", "tq2", 64, 64, 8, 2, 16, 2e-5, 0 },
+	{ "tq3", "tq3", 64, 64, 8, 2, 16, 2e-5, 0 },
+	{ "tq4", "tq4", 128, 128, 32, 8, 16, 2e-3, 0 },
+	{ "tq4", "tq4", 128, 128, 8, 8, 32, 2e-3, 0 },
+	{ "tq4", "tq4", 128, 128, 16, 2, 64, 3e-3, 0 },
+	{ "tq4", "tq4", 128, 128, 24, 2, 16, 3e-3, 0 },
+	{ "tq4", "tq4", 128, 128, 6, 2, 16, 2e-3, 0 },
+	{ "tq4", "tq4", 64, 64, 4, 2, 16, 2e-3, 0 },
+	{ "tq4", "tq4", 64, 64, 16, 2, 32, 3e-3, 0 },
+	{ "tq4", "tq4", 64, 64, 9, 3, 64, 2e-3, 0 },
+	{ "tq4", "tq2", 128, 128, 4, 2, 16, 2e-5, 0 },
+	{ "tq4", "tq4", 32, 32, 2, 2, 16, 2e-5, 0 },
+	{ "tq4", "tq4", 256, 256, 4, 2, 16, 2e-5, 0 },
+	{ "tq4", "tq4", 80, 80, 4, 2, 16, 2e-5, 0 },
+	{ "tq4", "tq4", 96, 96, 3, 1, 32, 2e-5, 0 },
+	{ "tq4", "bf16", 128, 48, 1, 1, 32, 2e-5, 0 },
+	{ "tq5", "tq6", 64, 64, 4, 2, 16, 2e-5, 0 },
+	{ "tq7", "tq8", 112, 112, 4, 2, 16, 2e-5, 0 },
+	{ "tq8", "tq8", 256, 256, 2, 1, 64, 2e-5, 0 },
+	{ "tq3", "v4", 128, 128, 20, 2, 16, 2e-5, 0 },
+	{ "bf16", "v2", 64, 64, 4, 2, 16, 2e-5, 0 },
+	{ "bf16", "v3", 80, 80, 4, 2, 16, 2e-5, 0 },
+	{ "v8", "v8", 128, 128, 4, 2, 32, 2e-5, 0 },
+	{ "tqp2", "tqp3", 128, 128, 8, 2, 16, 2e-5, 0 },
+	{ "tqp4", "tqp5", 96, 96, 4, 2, 16, 2e-5, 0 },
+	{ "turboquant25", "turboquant25", 128, 128, 8, 2, 16, 2e-5, 0 },
+	{ "turboquant35", "turboquant35", 80, 80, 4, 2, 16, 2e-5, 0 },
+	{ "turboquant25", "turboquant35", 256, 256, 4, 1, 64, 2e-5, 0 },
+	{ "tq3", "tq3", 16, 16, 2, 1, 16, 2e-5, 0 },
+	{ "tq4", "tq4", 128, 128, 8, 2, 16, 2e-3, K_CENTER },
+	{ "tq3", "tq3", 128, 128, 8, 2, 16, 1e-2, K_CENTER | PER_LAYER },
+	{ "bf16", "bf16", 64, 64, 4, 2, 16, 2e-5, K_CENTER },
+	{ "tq4", "tq4", 64, 64, 4, 2, 16, 2e-3, QR },
+	{ "tq4", "tq4", 128, 128, 4, 1, 16, 2e-3, QR | PER_LAYER | NORM_CORRECTION },
+	{ "tq2", "v2", 256, 256, 4, 2, 16, 2e-5, QR | NORM_CORRECTION | K_CENTER },
+	{ "turboquant25", "turboquant25", 128, 128, 8, 2, 16, 2e-5, CHANNEL_LISTS },
+	{ "turboquant25", "turboquant25", 64, 64, 6, 3, 32, 2e-5, CHANNEL_LISTS | K_CENTER },
+	{ "[\"bf16\", \"tq4\"]", "[\"bf16\", \"tq4\"]", 128, 128, 8, 2, 16, 2e-3, 0 },
+	{ "[\"tq2\", \"tq4\"]", "[\"tq2\", \"v4\"]", 128, 128, 8, 2, 16, 5e-3, K_CENTER },
+};
+
+static const uint32_t lengths[N_SEQS] = { 0, 1, 15, 16, 17, 47, 100, 333, 800 };
+
+struct rig_seq {
+	uint32_t n_tokens;
+	uint32_t table[64];
+};
+
+static json_t *make_k_center(const struct pool_case *c)
+{
+	json_t *layers = json_array();
+	uint64_t seed = 77;
+
+	for (uint32_t l = 0; l < 2; l++) {
+		json_t *heads = json_array();
+
+		for (uint32_t h = 0; h < c->kv_heads; h++) {
+			json_t *numbers = json_array();
+
+			for (uint32_t i = 0; i < c->k_dim; i++)
+				json_array_append_new(numbers,
+					json_real((double)(kv_test_random(&seed) >> 40) / 8388608.0 - 1.0));
+			json_array_append_new(heads, numbers);
+		}
+		json_array_append_new(layers, heads);
+	}
+	return layers;
+}
+
+/* Other channels on every layer, KV head and side: every fourth, and from another start. */
+static json_t *make_channel_lists(const struct pool_case *c)
+{
+	json_t *recipe =
+		json_pack("{s:i, s:s, s:i}", "version", 1, "recipe", c->k, "head_size", (int)c->k_dim);
+	json_t *layers = json_object();
+
+	for (uint32_t l = 0; l < 2; l++) {
+		json_t *sides[2] = { json_array(), json_array() };
+
+		for (uint32_t s = 0; s < 2; s++) {
+			for (uint32_t h = 0; h < c->kv_heads; h++) {
+				json_t *channels = json_array();
+
+				for (uint32_t i = 0; i < c->k_dim / 4; i++)
+					json_array_append_new(
+						channels, json_integer(4 * i + (l + s + h) % 4));
+				json_array_append_new(sides[s], channels);
+			}
+		}
+		json_object_set_new(layers, l ? "1" : "0",
+			json_pack("{s:o, s:o}", "key_high_precision_indices", sides[0],
+				"value_high_precision_indices", sides[1]));
+	}
+	json_object_set_new(recipe, "layers", layers);
+	return recipe;
+}
+
+static void add_options(const struct pool_case *c, json_t *pool)
+{
+	if (c->options & K_CENTER)
+		json_object_set_new(pool, "k_center", make_k_center(c));
+	if (c->options & CHANNEL_LISTS)
+		json_object_set_new(pool, "recipe", make_channel_lists(c));
+	if (c->options & QR)
+		json_object_set_new(pool, "rotation", json_string("qr"));
+	if (c->options & PER_LAYER)
+		json_object_set_new(pool, "per_layer", json_true());
+	if (c->options & NORM_CORRECTION)
+		json_object_set_new(pool, "norm_correction", json_true());
+}
+
+/* Two layers of one group; every sequence has blocks of its own, in random order. */
+static void begin_case(struct rig *rig, const struct pool_case *c, struct rig_seq seqs[N_SEQS])
+{
+	char json[512];
+	uint32_t order[256], n_blocks = 0, n = 0;
+
+	for (uint32_t s = 0; s < N_SEQS; s++)
+		n_blocks += lengths[s] / c->block_size + 1;
+
+	const char *quote = c->k[0] == '[' ? "" : "\"";
+
+	snprintf(json, sizeof(json),
+		"{\"name\": \"p\", \"layers\": 2, \"q_heads\": %u, \"kv_heads\": %u, \"k_head_dim\": %u, "
+		"\"v_head_dim\": %u, \"k\": %s%s%s, \"v\": %s%s%s, \"block_size\": %u, \"blocks\": %u}",
+		c->q_heads, c->kv_heads, c->k_dim, c->v_dim, quote, c->k, quote, quote, c->v, quote,
+		c->block_size, n_blocks + 8);
+
+	json_t *pool = json_loads(json, 0, NULL);
+
+	ck_assert_ptr_nonnull(pool);
+	add_options(c, pool);
+
+	char *text = json_dumps(pool, 0);
+
+	rig_init(rig, text, (uint64_t)(c - cases) + 1);
+	free(text);
+	json_decref(pool);
+	rig_shuffle(rig, order, n_blocks + 8);
+	for (uint32_t s = 0; s < N_SEQS; s++) {
+		seqs[s].n_tokens = lengths[s];
+		for (uint32_t i = 0; i <= lengths[s] / c->block_size; i++)
+			seqs[s].table[i] = order[n++];
+	}
+}
+
+static int64_t slot_of(const struct rig *rig, const struct rig_seq *seq, uint32_t token)
+{
+	const uint32_t block_size = rig->spec->block_size;
+
+	return (int64_t)seq->table[token / block_size] * block_size + token % block_size;
+}
+
+/* All rows of all sequences in one batch, tokens of each in random order; runs it on both sides. */
+static void fill(struct rig *rig, const struct rig_seq seqs[N_SEQS])
+{
+	static const enum kv_dtype dtypes[] = { KV_DTYPE_BF16, KV_DTYPE_F32, KV_DTYPE_F16 };
+	uint32_t order[1024];
+
+	rig_begin(rig);
+	for (uint32_t s = 0; s < N_SEQS; s++) {
+		const uint32_t n = seqs[s].n_tokens;
+		struct kv_update_op *op = &rig->batch.updates[rig->batch.n_updates++];
+		int64_t *slots = rig_take(rig, n * sizeof(*slots));
+		uint64_t n_bytes;
+
+		rig_shuffle(rig, order, n);
+		for (uint32_t t = 0; t < n; t++)
+			slots[t] = slot_of(rig, &seqs[s], order[t]);
+		*op = (struct kv_update_op){
+			.result_idx = rig->batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
+		};
+		op->k = rig_rows(rig, false, 2, n, dtypes[s % 3], &n_bytes);
+		op->v = rig_rows(rig, true, 2, n, dtypes[(s + 1) % 3], &n_bytes);
+		rig_draw_rows(rig, &op->k, false, 2 * n * rig->spec->kv_heads);
+		rig_draw_rows(rig, &op->v, true, 2 * n * rig->spec->kv_heads);
+	}
+	rig_run_cuda(rig);
+	for (uint32_t i = 0; i < rig->batch.n_results; i++)
+		ck_assert_uint_eq(rig->batch.results[i].status, KV_OK);
+	rig_run_oracle(rig);
+}
+
+/* Reads all rows of one sequence on both sides and compares them without tolerance. */
+static void compare_rows(struct rig *rig, const struct rig_seq *seq, enum kv_dtype dtype)
+{
+	const uint32_t n = seq->n_tokens;
+	struct kv_transfer_op *op;
+	int64_t *slots;
+	uint64_t n_bytes[2];
+	uint32_t order[1024];
+
+	if (n == 0)
+		return;
+	rig_begin(rig);
+	op = &rig->batch.transfers[rig->batch.n_transfers++];
+	slots = rig_take(rig, n * sizeof(*slots));
+	rig_shuffle(rig, order, n);
+	for (uint32_t t = 0; t < n; t++)
+		slots[t] = slot_of(rig, seq, order[t]);
+	*op = (struct kv_transfer_op){
+		.result_idx = rig->batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
+	};
+	op->k = rig_rows(rig, false, 2, n, dtype, &n_bytes[0]);
+	op->v = rig_rows(rig, true, 2, n, dtype, &n_bytes[1]);
+	for (uint32_t side = 0; side < 2; side++)
+		memset(side ? op->v.base : op->k.base, 0xAA, n_bytes[side]);
+	rig_run_cuda(rig);
+
+	uint8_t *found[2];
+
+	for (uint32_t side = 0; side < 2; side++) {
+		found[side] = malloc(n_bytes[side]);
+		memcpy(found[side], side ? op->v.base : op->k.base, n_bytes[side]);
+	}
+	rig_run_oracle(rig);
+	for (uint32_t side = 0; side < 2; side++) {
+		const uint8_t *wanted = side ? op->v.base : op->k.base;
+		const uint32_t row_bytes = rig_row_bytes(rig, side != 0, 0, dtype);
+
+		for (uint64_t i = 0; i < n_bytes[side]; i++) {
+			if (found[side][i] == wanted[i])
+				continue;
+			ck_abort_msg("%s rows (%s), sequence of %u tokens: row %llu byte %llu of %u is %02x, "
+				     "expected %02x",
+				side ? "V" : "K", kv_dtype_name(dtype), n,
+				(unsigned long long)(i / row_bytes), (unsigned long long)(i % row_bytes),
+				row_bytes, found[side][i], wanted[i]);
+		}
+		free(found[side]);
+	}
+}
+
+struct decode_check {
+	const struct kv_decode_op *op;
+	uint8_t *out;
+	float *lse;
+};
+
+static struct kv_decode_op *add_decode(struct rig *rig, const struct rig_seq *seq, uint32_t layer,
+	uint32_t q_len, uint32_t n_seen, float size)
+{
+	static const enum kv_dtype dtypes[] = { KV_DTYPE_F32, KV_DTYPE_BF16, KV_DTYPE_F16 };
+	const struct kv_pool_spec *spec = rig->spec;
+	const size_t n_queries = (size_t)q_len * spec->q_heads;
+	const enum kv_dtype q_dtype = dtypes[rig_below(rig, 3)];
+	struct kv_decode_op *op = &rig->batch.decodes[rig->batch.n_decodes++];
+	float *q = malloc(n_queries * spec->k_head_dim * sizeof(*q));
+	uint8_t *stored = rig_take(rig, n_queries * spec->k_head_dim * sizeof(float));
+	uint32_t *table = rig_take(rig, sizeof(seq->table));
+
+	memcpy(table, seq->table, sizeof(seq->table));
+	for (size_t i = 0; i < n_queries * spec->k_head_dim; i++)
+		q[i] = rig_number(rig) * size;
+	kv_rows_store(q_dtype, q, n_queries * spec->k_head_dim, stored);
+	free(q);
+	*op = (struct kv_decode_op){ .result_idx = rig->batch.n_results++,
+		.layer = layer,
+		.q_len = q_len,
+		.n_tokens_seen = n_seen,
+		.scale = spec->layers[layer].scale,
+		.q_dtype = (uint8_t)q_dtype,
+		.out_dtype = KV_DTYPE_F32,
+		.table = table,
+		.q = stored,
+		.out = rig_take(rig, n_queries * spec->v_head_dim * sizeof(float)),
+		.lse = rig_take(rig, n_queries * sizeof(float)) };
+	memset(op->out, 0xAA, n_queries * spec->v_head_dim * sizeof(float));
+	memset(op->lse, 0xAA, n_queries * sizeof(float));
+	return op;
+}
+
+/* Outputs of the device beside those of the oracle, query by query. */
+static double compare_decode(const struct rig *rig, const struct decode_check *check, double bound)
+{
+	const struct kv_pool_spec *spec = rig->spec;
+	const struct kv_decode_op *op = check->op;
+	const float *found = (const float *)(const void *)check->out,
+		    *wanted = (const float *)(const void *)op->out;
+	double worst = 0;
+
+	for (uint32_t query = 0; query < op->q_len * spec->q_heads; query++) {
+		double error = 0, norm = 0;
+
+		for (uint32_t i = 0; i < spec->v_head_dim; i++) {
+			const double a = (double)found[query * spec->v_head_dim + i];
+			const double b = (double)wanted[query * spec->v_head_dim + i];
+
+			error += (a - b) * (a - b);
+			norm += b * b;
+		}
+
+		const double relative = norm > 0 ? sqrt(error / norm) : sqrt(error);
+
+		if (!(relative <= bound))
+			ck_abort_msg("layer %u, %u tokens, window %u, q_len %u, query %u: relative error %g "
+				     "above %g, first "
+				     "numbers %g, expected %g",
+				op->layer, op->n_tokens_seen, op->window, op->q_len, query, relative, bound,
+				(double)found[query * spec->v_head_dim],
+				(double)wanted[query * spec->v_head_dim]);
+		worst = relative > worst ? relative : worst;
+		if (isinf(op->lse[query]))
+			ck_assert(isinf(check->lse[query]) && check->lse[query] < 0);
+		else if (!(fabs((double)check->lse[query] - (double)op->lse[query]) <=
+				 bound * (1 + fabs((double)op->lse[query]))))
+			ck_abort_msg("layer %u, %u tokens, query %u: log-sum-exp %g, expected %g", op->layer,
+				op->n_tokens_seen, query, (double)check->lse[query], (double)op->lse[query]);
+	}
+	return worst;
+}
+
+static void run_and_compare_decodes(struct rig *rig, double bound, const char *name)
+{
+	struct decode_check checks[RIG_OPS_MAX];
+	double worst = 0;
+
+	rig_run_cuda(rig);
+	for (uint32_t i = 0; i < rig->batch.n_decodes; i++) {
+		const struct kv_decode_op *op = &rig->batch.decodes[i];
+		const size_t n_queries = (size_t)op->q_len * rig->spec->q_heads;
+
+		ck_assert_msg(rig->batch.results[op->result_idx].status == KV_OK, "decode %u: status %u", i,
+			rig->batch.results[op->result_idx].status);
+		checks[i] = (struct decode_check){ .op = op,
+			.out = malloc(n_queries * rig->spec->v_head_dim * sizeof(float)),
+			.lse = malloc(n_queries * sizeof(float)) };
+		memcpy(checks[i].out, op->out, n_queries * rig->spec->v_head_dim * sizeof(float));
+		memcpy(checks[i].lse, op->lse, n_queries * sizeof(float));
+	}
+	rig_run_oracle(rig);
+	for (uint32_t i = 0; i < rig->batch.n_decodes; i++) {
+		const double error = compare_decode(rig, &checks[i], bound);
+
+		worst = error > worst ? error : worst;
+		free(checks[i].out);
+		free(checks[i].lse);
+	}
+	printf("%s: worst relative error %.2e of %.0e, kernels %u us\n", name, worst, bound,
+		rig->batch.kernel_us);
+}
+
+#endif
