@@ -34,13 +34,13 @@ static enum tqkv_status make_rotation(
 	enum kv_status status;
 
 	if (side->rotation == KV_ROTATION_FILE && !matrix)
-		return tqkv_fail(maker->err, TQKV_BAD_ARG, "the pool's rotation is a given matrix: expected %c_rotation",
-			is_v ? 'v' : 'k');
+		return tqkv_fail(maker->err, TQKV_BAD_ARG,
+			"the pool's rotation is a given matrix: expected %c_rotation", is_v ? 'v' : 'k');
 	/* rht is not a product with its matrix: its bits come from butterflies. */
 	if (matrix && side->rotation != KV_ROTATION_RHT)
 		status = kv_rotation_create_from_matrix(KV_ROTATION_FILE, side->head_dim, seed,
-			matrix + (side->is_per_layer ? (size_t)layer * side->head_dim * side->head_dim : 0), out,
-			&cause);
+			matrix + (side->is_per_layer ? (size_t)layer * side->head_dim * side->head_dim : 0),
+			out, &cause);
 	else
 		status = kv_rotation_create(side->rotation, side->head_dim, seed, out, &cause);
 	return status == KV_OK ? TQKV_OK : pass_on(status, &cause, maker->err);
@@ -55,8 +55,9 @@ static enum tqkv_status get_rotation(
 	enum tqkv_status status;
 
 	if (side->rotation == KV_ROTATION_NONE)
-		return tqkv_fail(maker->err, TQKV_BAD_ARG, "the pool's JSON: %c_rotation: expected one for %s",
-			is_v ? 'v' : 'k', side->formats[layer]->name);
+		return tqkv_fail(maker->err, TQKV_BAD_ARG,
+			"the pool's JSON: %c_rotation: expected one for %s", is_v ? 'v' : 'k',
+			side->formats[layer]->name);
 	for (uint32_t i = codec->n_rotations; i-- > 0;) {
 		if (codec->rotations[i]->head_dim == side->head_dim && codec->rotations[i]->seed == seed) {
 			*out = codec->rotations[i];
@@ -114,8 +115,8 @@ static enum tqkv_status get_codec(
 	for (uint32_t i = codec->n_codecs; i-- > 0;) {
 		const struct kv_row_codec *made = codec->codecs[i];
 
-		if (made->format == format && made->head_dim == side->head_dim && made->rotation == rotation &&
-			!made->is_like) {
+		if (made->format == format && made->head_dim == side->head_dim &&
+			made->rotation == rotation && !made->is_like) {
 			*out = made;
 			return TQKV_OK;
 		}
@@ -155,8 +156,7 @@ static enum tqkv_status get_heads(struct maker *maker, bool is_v, uint32_t layer
 
 static enum tqkv_status make_layer(struct maker *maker, bool is_v, uint32_t layer)
 {
-	const uint16_t *channels =
-		is_v ? maker->params->v_high_channels : maker->params->k_high_channels;
+	const uint16_t *channels = is_v ? maker->params->v_high_channels : maker->params->k_high_channels;
 	struct tqkv_layer_codec *rows = &maker->codec->layers[is_v][layer];
 	const enum tqkv_status status = get_codec(maker, is_v, layer, &rows->codec);
 
@@ -379,8 +379,7 @@ enum tqkv_status tqkv_codec_encode(const struct tqkv_codec *codec, uint32_t laye
 	size_t packed_bytes_max, struct tqkv_error *err)
 {
 	struct run run = { .codec = codec, .layer = layer, .is_v = is_v };
-	const enum tqkv_status status =
-		begin(&run, dtype, n_tokens, rows_bytes, packed_bytes_max, true, err);
+	const enum tqkv_status status = begin(&run, dtype, n_tokens, rows_bytes, packed_bytes_max, true, err);
 	const uint8_t *row = rows;
 	uint8_t *out = packed;
 

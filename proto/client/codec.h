@@ -1,7 +1,7 @@
 /*
  * The row codecs of one pool, shared as the daemon shares them: layers whose rows look alike have one codec,
- * K and V of one dimension have one rotation. The sharing matters: the hashes of the canonical JSON count what
- * is shared once (codec_hash.c). Inside of libtqkv; immutable once made, any thread.
+ * K and V of one dimension have one rotation. The sharing matters: the hashes of the canonical JSON count
+ * what is shared once (codec_hash.c). Inside of libtqkv; immutable once made, any thread.
  */
 #ifndef PROTO_CLIENT_CODEC_H
 #define PROTO_CLIENT_CODEC_H
@@ -19,7 +19,8 @@ struct tqkv_codec {
 	struct tqkv_pool_text text;
 	struct tqkv_layer_codec *layers[2]; /* K, V: [n_layers] */
 	float *k_center;                    /* [n_layers, kv_heads, k_head_dim]; NULL: none */
-	/* Owned parts. Rotations: at most two a layer; codecs: two a layer and one for each list of channels. */
+	/* Owned parts. Rotations: at most two a layer; codecs: two a layer and one for each list of channels.
+	 */
 	struct kv_rotation **rotations;
 	struct kv_row_codec **codecs;
 	uint32_t n_rotations, n_codecs;

@@ -37,11 +37,13 @@ static enum tqkv_status fetch_center(struct tqkv_conn *conn, const char *pool,
 
 /* One matrix, or one for each layer; layers that are not rotated have none to ask for. */
 static enum tqkv_status fetch_side(struct tqkv_conn *conn, const char *pool,
-	const struct tqkv_pool_text *text, bool is_v, float **out, int64_t deadline_ns, struct tqkv_error *err)
+	const struct tqkv_pool_text *text, bool is_v, float **out, int64_t deadline_ns,
+	struct tqkv_error *err)
 {
 	const struct tqkv_side_text *side = &text->sides[is_v];
 	const size_t matrix_floats = (size_t)side->head_dim * side->head_dim;
-	float *rows = calloc(side->is_per_layer ? text->n_layers * matrix_floats : matrix_floats, sizeof(*rows));
+	float *rows =
+		calloc(side->is_per_layer ? text->n_layers * matrix_floats : matrix_floats, sizeof(*rows));
 	enum tqkv_status status = TQKV_OK;
 
 	*out = rows;
@@ -136,8 +138,8 @@ enum tqkv_status tqkv_codec_create(struct tqkv_conn *conn, const char *pool,
 		all.k_high_channels = params->k_high_channels;
 		all.v_high_channels = params->v_high_channels;
 	}
-	status = tqkv_pool_info(conn, pool, 0, json, (size_t)info.json_bytes + 1, &info,
-		left_ms(deadline_ns), err);
+	status = tqkv_pool_info(
+		conn, pool, 0, json, (size_t)info.json_bytes + 1, &info, left_ms(deadline_ns), err);
 	if (status == TQKV_OK) {
 		status = tqkv_pool_text_init(&text, json, err);
 		if (status == TQKV_OK)

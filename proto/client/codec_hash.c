@@ -1,7 +1,7 @@
 /*
  * Hashes of the canonical JSON, computed here a second time: XXH3-128 over float32 and 16-bit numbers,
- * little-endian. Over the layers in order, of those that share a codec the first; a codebook and a matrix count
- * once. What a server leaves out is no match either.
+ * little-endian. Over the layers in order, of those that share a codec the first; a codebook and a matrix
+ * count once. What a server leaves out is no match either.
  */
 #include <stdio.h>
 #include <string.h>
@@ -119,8 +119,8 @@ static bool equals(const XXH3_state_t *state, const char *expected)
 	return strcmp(text, expected) == 0;
 }
 
-static enum tqkv_status check(const struct tqkv_codec *codec, bool is_v, const char *what,
-	hash_layer *hash, bool is_every_layer, const char *expected, struct tqkv_error *err)
+static enum tqkv_status check(const struct tqkv_codec *codec, bool is_v, const char *what, hash_layer *hash,
+	bool is_every_layer, const char *expected, struct tqkv_error *err)
 {
 	bool has_any = false;
 	XXH3_state_t state;

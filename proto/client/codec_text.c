@@ -161,13 +161,14 @@ static enum tqkv_status read_format(
 		return refuse("k or v", "the name of a row format", err);
 	if (kv_format_parse(name, format, NULL) != KV_OK)
 		return tqkv_fail(err, TQKV_UNSUPPORTED,
-			"the pool has rows of format \"%s\", which this library does not know", printable(name));
+			"the pool has rows of format \"%s\", which this library does not know",
+			printable(name));
 	return TQKV_OK;
 }
 
 /* A name, or an array with one for each layer. */
-static enum tqkv_status read_formats(
-	const char *json, const char *key, uint32_t n_layers, struct tqkv_side_text *side, struct tqkv_error *err)
+static enum tqkv_status read_formats(const char *json, const char *key, uint32_t n_layers,
+	struct tqkv_side_text *side, struct tqkv_error *err)
 {
 	struct value value = find(json, key);
 	const char *at = value.start;
@@ -204,8 +205,8 @@ static bool is_known(const struct member *member, const char *const known[], siz
 }
 
 /* Every member is one that is understood here, and the text is whole. */
-static enum tqkv_status check_members(
-	const char *object, const char *const known[], size_t n_known, const char *what, struct tqkv_error *err)
+static enum tqkv_status check_members(const char *object, const char *const known[], size_t n_known,
+	const char *what, struct tqkv_error *err)
 {
 	struct member member;
 
@@ -218,14 +219,13 @@ static enum tqkv_status check_members(
 			continue;
 		snprintf(key, sizeof(key), "%.*s", (int)(member.key_bytes < 63 ? member.key_bytes : 63),
 			member.key);
-		return tqkv_fail(err, TQKV_UNSUPPORTED, "%s has \"%s\", which this library does not know", what,
-			printable(key));
+		return tqkv_fail(err, TQKV_UNSUPPORTED, "%s has \"%s\", which this library does not know",
+			what, printable(key));
 	}
 	return object ? TQKV_OK : refuse(what, "compact JSON", err);
 }
 
-static enum tqkv_status read_rotation(
-	struct value value, struct tqkv_side_text *side, struct tqkv_error *err)
+static enum tqkv_status read_rotation(struct value value, struct tqkv_side_text *side, struct tqkv_error *err)
 {
 	static const char *const known[] = { "kind", "matrix", "per_layer", "seed" };
 	char kind[NAME_BYTES_MAX];
@@ -238,7 +238,8 @@ static enum tqkv_status read_rotation(
 		return status;
 	if (!read_text(find(value.start, "kind"), kind, sizeof(kind)) ||
 		kv_rotation_kind_parse(kind, &side->rotation, NULL) != KV_OK)
-		return tqkv_fail(err, TQKV_UNSUPPORTED, "the pool's JSON: this library does not know the rotation");
+		return tqkv_fail(
+			err, TQKV_UNSUPPORTED, "the pool's JSON: this library does not know the rotation");
 	if (!read_number(find(value.start, "seed"), 0, UINT32_MAX, &side->seed))
 		return refuse("seed", "a number of 32 bits", err);
 	side->is_per_layer = is_true(find(value.start, "per_layer"));
@@ -273,8 +274,7 @@ static enum tqkv_status read_side(
 	return status;
 }
 
-static enum tqkv_status read_options(
-	const char *json, struct tqkv_pool_text *text, struct tqkv_error *err)
+static enum tqkv_status read_options(const char *json, struct tqkv_pool_text *text, struct tqkv_error *err)
 {
 	const struct value group = find(json, "group"), scale = find(json, "recipe_scale");
 	char name[NAME_BYTES_MAX];
@@ -289,8 +289,7 @@ static enum tqkv_status read_options(
 	return read_hash(json, "k_center", text->k_center, err);
 }
 
-enum tqkv_status tqkv_pool_text_init(
-	struct tqkv_pool_text *text, const char *json, struct tqkv_error *err)
+enum tqkv_status tqkv_pool_text_init(struct tqkv_pool_text *text, const char *json, struct tqkv_error *err)
 {
 	/* Members that do not decide the bytes of rows are known all the same: a new one might. */
 	static const char *const known[] = { "block_size", "group", "groups", "k", "k_center", "k_channels",

@@ -1,6 +1,6 @@
 /*
- * What a codec needs of a pool's canonical JSON (compact, keys sorted). The text comes from a server: whatever
- * is wrong with it is an error. Inside of libtqkv; any thread.
+ * What a codec needs of a pool's canonical JSON (compact, keys sorted). The text comes from a server:
+ * whatever is wrong with it is an error. Inside of libtqkv; any thread.
  */
 #ifndef PROTO_CLIENT_CODEC_TEXT_H
 #define PROTO_CLIENT_CODEC_TEXT_H

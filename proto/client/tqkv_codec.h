@@ -1,6 +1,6 @@
 /*
- * Row codec of libtqkv: packs rows here, so that a client sends the bytes that the daemon stores (TQKV_PACKED)
- * instead of numbers, and unpacks what it reads as TQKV_PACKED.
+ * Row codec of libtqkv: packs rows here, so that a client sends the bytes that the daemon stores
+ * (TQKV_PACKED) instead of numbers, and unpacks what it reads as TQKV_PACKED.
  *
  * A codec belongs to one pool. It is made from the pool's canonical JSON and knows the format of every layer,
  * K and V. What the JSON has only by its hash (matrices, codebooks, channels, k_center) is compared with that
@@ -24,8 +24,8 @@ struct tqkv_codec;
 struct tqkv_codec_params {
 	/*
 	 * Matrices as tqkv_pool_rows() gives them, float32 [head_dim][head_dim], one, or one for each layer
-	 * back to back when the pool's rotation is per_layer. Needed for rotations of kind `file`; used for `qr`,
-	 * where another mathematical library may compute another last bit; ignored for `rht`.
+	 * back to back when the pool's rotation is per_layer. Needed for rotations of kind `file`; used for
+	 * `qr`, where another mathematical library may compute another last bit; ignored for `rht`.
 	 */
 	const float *k_rotation, *v_rotation;
 	/* [layers][kv_heads][k_head_dim]; needed when the pool has a k_center. */
@@ -45,8 +45,8 @@ struct tqkv_codec_params {
 TQKV_API enum tqkv_status tqkv_codec_create_from_pool_json(const char *json,
 	const struct tqkv_codec_params *params, struct tqkv_codec **out, struct tqkv_error *err);
 /*
- * The same from a server's pool: asks for its JSON and for what else is needed. Of `params` (may be NULL) only
- * the channels count, which a server does not tell.
+ * The same from a server's pool: asks for its JSON and for what else is needed. Of `params` (may be NULL)
+ * only the channels count, which a server does not tell.
  */
 TQKV_API enum tqkv_status tqkv_codec_create(struct tqkv_conn *conn, const char *pool,
 	const struct tqkv_codec_params *params, uint32_t timeout_ms, struct tqkv_codec **out,

@@ -15,8 +15,8 @@
 #include "tests/unit/client_rig.h"
 #include "tests/unit/fake_server.h"
 
-#define GEOMETRY "\"name\":\"p\",\"q_heads\":4,\"kv_heads\":2,\"block_size\":16,\"blocks\":8"
-#define N_TOKENS 5u
+#define GEOMETRY   "\"name\":\"p\",\"q_heads\":4,\"kv_heads\":2,\"block_size\":16,\"blocks\":8"
+#define N_TOKENS   5u
 #define VALUES_MAX (N_TOKENS * 2u * KV_HEAD_DIM_MAX)
 
 static struct kv_pool_spec *spec_of(const char *json)
@@ -110,7 +110,8 @@ static const char *const pools[] = {
 	"{" GEOMETRY ",\"layers\":2,\"head_dim\":96,\"k\":\"tqp3\",\"v\":\"v4\",\"group\":20}",
 	"{" GEOMETRY ",\"layers\":3,\"head_dim\":64,\"k\":[\"tq4\",\"bf16\",\"tq8\"],\"v\":[\"v4\",\"f16\","
 	"\"fp8\"]}",
-	"{" GEOMETRY ",\"layers\":3,\"head_dim\":64,\"k\":\"tq4\",\"v\":\"tq2\",\"per_layer\":true,\"seed\":7}",
+	"{" GEOMETRY
+	",\"layers\":3,\"head_dim\":64,\"k\":\"tq4\",\"v\":\"tq2\",\"per_layer\":true,\"seed\":7}",
 	"{" GEOMETRY ",\"layers\":3,\"head_dim\":48,\"k\":[\"f32\",\"tqp2\",\"tqp2\"],\"v\":\"tq2\","
 	"\"per_layer\":true}",
 	"{" GEOMETRY ",\"layers\":4,\"head_dim\":128,\"preset\":\"3bit\",\"exact_layers\":1,"
@@ -197,7 +198,9 @@ static char *given_pool(char *json, size_t n, const char *formats, bool has_reci
 			"[16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31]]}}}");
 	for (uint32_t i = 0; matrix && i < 32 * 32; i++)
 		at += (size_t)snprintf(json + at, n - at, "%s%.9g%s",
-			i == 0 ? ",\"rotation\":\"file\",\"rotation_matrix\":[[" : i % 32 ? "," : ",[",
+			i == 0           ? ",\"rotation\":\"file\",\"rotation_matrix\":[["
+				: i % 32 ? ","
+					 : ",[",
 			(double)matrix[i], i % 32 == 31 ? (i == 1023 ? "]]" : "]") : "");
 	at += (size_t)snprintf(json + at, n - at, "}");
 	ck_assert_uint_lt(at, n);
@@ -235,8 +238,8 @@ START_TEST(test_client_codec_takes_what_the_json_has_by_hash)
 		.k_high_channels = k[0],
 		.v_high_channels = v[0],
 	};
-	struct kv_pool_spec *spec = spec_of(given_pool(json, sizeof(json),
-		"\"k\":\"turboquant35\",\"v\":\"turboquant35\"", true, NULL));
+	struct kv_pool_spec *spec = spec_of(
+		given_pool(json, sizeof(json), "\"k\":\"turboquant35\",\"v\":\"turboquant35\"", true, NULL));
 	struct tqkv_codec *codec = make(spec, &params);
 
 	for (uint32_t i = 0; i < 4; i++)
@@ -334,7 +337,10 @@ START_TEST(test_client_codec_refuses_other_texts)
 		snprintf(json, sizeof(json), "%.*s", (int)n, spec->canonical_json);
 		ck_assert_msg(try_make(json, NULL, message) != TQKV_OK, "%s", json);
 	}
-	snprintf(json, sizeof(json), "{\"a_new_\x1b" "thing\":1,%s", spec->canonical_json + 1);
+	snprintf(json, sizeof(json),
+		"{\"a_new_\x1b"
+		"thing\":1,%s",
+		spec->canonical_json + 1);
 	ck_assert_int_eq(try_make(json, NULL, message), TQKV_UNSUPPORTED);
 	ck_assert_ptr_nonnull(strstr(message, "a_new_?thing"));
 	kv_pool_spec_destroy(spec);
@@ -408,9 +414,7 @@ START_TEST(test_client_codec_names_bad_rows)
 	ck_assert_int_eq(tqkv_codec_decode(codec, 0, false, TQKV_F32, packed, sizeof(packed), 3, back,
 				 sizeof(back) - 1, &err),
 		TQKV_BAD_ARG);
-	ck_assert_int_eq(tqkv_codec_encode(
-				 codec, 0, false, TQKV_F32, NULL, 0, 0, NULL, 0, &err),
-		TQKV_OK);
+	ck_assert_int_eq(tqkv_codec_encode(codec, 0, false, TQKV_F32, NULL, 0, 0, NULL, 0, &err), TQKV_OK);
 	tqkv_codec_destroy(codec);
 	kv_pool_spec_destroy(spec);
 	tqkv_codec_destroy(NULL);

@@ -76,7 +76,8 @@ class Golden(unittest.TestCase):
             exact = np.array([float(text) for text in entry["positive_centroids"]])
             got = codec.solve(entry["d"], entry["bits"])
             self.assertLess(np.abs(got - exact).max(), 1e-9, entry["d"])
-            self.assertTrue(np.array_equal(got.astype(np.float32), exact.astype(np.float32)), (entry["d"], entry["bits"]))
+            self.assertTrue(np.array_equal(got.astype(np.float32), exact.astype(np.float32)),
+                            (entry["d"], entry["bits"]))
 
 
 class Rows(unittest.TestCase):
@@ -108,8 +109,9 @@ class Rows(unittest.TestCase):
             made.decode(packed)
 
     def test_options_that_a_format_does_not_have(self):
-        for name, options in (("tq9", {}), ("tq04", {}), ("v5", {}), ("tqp1", {}), ("tq4", {"group": 32}), ("v4", {"group": 65}),
-                              ("v4", {"norm_correction": True}), ("tqp3", {"norm_correction": True}),
+        for name, options in (("tq9", {}), ("tq04", {}), ("v5", {}), ("tqp1", {}), ("tq4", {"group": 32}),
+                              ("v4", {"group": 65}), ("v4", {"norm_correction": True}), ("tqp3",
+                                                                                         {"norm_correction": True}),
                               ("tq4", {"high_channels": [1]}), ("turboquant35", {"high_channels": [1]}),
                               ("turboquant35", {"recipe_scale": "other"}), ("tq4", {"rotation": "none"}),
                               ("tq4", {"rotation": np.eye(32)}), ("tq4", {"projection": np.eye(64)})):
@@ -143,8 +145,9 @@ class Pools(unittest.TestCase):
         with_center = json.dumps({**self.POOL, "k_center": "0" * 32})
         k = self.rows(3, 64)
         pool = codec.PoolCodec(with_center, k_center=center)
-        self.assertTrue(np.array_equal(pool.encode(1, "k", k + center[1]),
-                                       codec.PoolCodec(json.dumps(self.POOL)).encode(1, "k", (k + center[1]) - center[1])))
+        plain = codec.PoolCodec(json.dumps(self.POOL))
+        shifted = k + center[1]
+        self.assertTrue(np.array_equal(pool.encode(1, "k", shifted), plain.encode(1, "k", shifted - center[1])))
         for text, options in ((with_center, {}), (json.dumps(self.POOL), {"k_center": center}),
                               (json.dumps({**self.POOL, "surprise": 1}), {}),
                               (json.dumps({**self.POOL, "k_rotation": {"kind": "file", "seed": 1}}), {})):

@@ -87,7 +87,8 @@ class Fp8:
         # A number of exponent e is a multiple of 2^(e - 3), subnormals of 2^-9; frexp counts from 1/2.
         unit = np.ldexp(1.0, np.maximum(np.frexp(size)[1] - 4, -9))
         size = np.minimum(np.rint(size / unit) * unit, 448)
-        codes = np.searchsorted(self.NUMBERS, size).astype(np.uint8) | np.where(np.signbit(y), np.uint8(128), np.uint8(0))
+        sign = np.where(np.signbit(y), np.uint8(128), np.uint8(0))
+        codes = np.searchsorted(self.NUMBERS, size).astype(np.uint8) | sign
         return np.concatenate((codes, _bytes_of(scale, "<f4")), axis=1), np.zeros(len(x), bool)
 
     def decode(self, data):

@@ -68,7 +68,8 @@ def block_butterflies(x):
 
 def by_block(d, of_size):
     """A float32 for each channel that depends on the size of its block."""
-    return np.concatenate([np.full(part.stop - part.start, F32(of_size(part.stop - part.start))) for part in _blocks(d)])
+    sizes = [part.stop - part.start for part in _blocks(d)]
+    return np.concatenate([np.full(size, F32(of_size(size))) for size in sizes])
 
 
 class Hadamard:
@@ -138,9 +139,10 @@ _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
 def _cells(bounds, d):
-    """(mass, mean) of each cell between ascending bounds, the last of which is 1. Masses are in units of the density at 0.
+    """(mass, mean) of each cell between ascending bounds, the last of which is 1.
 
-    Where the density is small, it is taken relative to the middle of its cell, so that nothing is lost.
+    The density is taken relative to its value at the lower end of the cell, so that nothing is lost where it is small;
+    masses are in that unit.
     """
     power = (d - 3) / 2
     panels, owner = [], []

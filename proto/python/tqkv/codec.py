@@ -29,7 +29,8 @@ class BadRow(ValueError):
 
 def _bits_of(name, prefix, allowed):
     text = name[len(prefix):]
-    return int(text) if name.startswith(prefix) and text.isdigit() and int(text) in allowed and text == str(int(text)) else 0
+    is_number = name.startswith(prefix) and text.isdigit() and text == str(int(text))
+    return int(text) if is_number and int(text) in allowed else 0
 
 
 class RowCodec:
@@ -45,7 +46,8 @@ class RowCodec:
             raise ValueError(f"head_dim {head_dim}: expected a multiple of 16 from 16 to 256")
         if recipe_scale not in (None, "exact", "published"):
             raise ValueError(f"recipe_scale {recipe_scale!r}: expected 'exact' or 'published'")
-        tq, tqp, vn = _bits_of(name, "tq", range(1, 9)), _bits_of(name, "tqp", range(2, 6)), _bits_of(name, "v", (2, 3, 4, 8))
+        tq, tqp = _bits_of(name, "tq", range(1, 9)), _bits_of(name, "tqp", range(2, 6))
+        vn = _bits_of(name, "v", (2, 3, 4, 8))
         for option, is_given, is_taken in (
             ("group", group is not None, vn),
             ("norm_correction", norm_correction, tq),
@@ -95,7 +97,8 @@ class RowCodec:
         """[.., row_bytes] uint8 to [.., head_dim] float32."""
         data = np.ascontiguousarray(packed)
         if data.dtype != np.uint8 or data.ndim < 1 or data.shape[-1] != self.row_bytes:
-            raise ValueError(f"packed rows of shape {data.shape} and {data.dtype}: expected [.., {self.row_bytes}] of uint8")
+            raise ValueError(
+                f"packed rows of shape {data.shape} and {data.dtype}: expected [.., {self.row_bytes}] of uint8")
         if data.size == 0:
             return np.zeros((*data.shape[:-1], self.head_dim), F32)
         data = data.reshape(-1, self.row_bytes)
@@ -121,7 +124,7 @@ KNOWN_MEMBERS = frozenset(
 
 
 class PoolCodec:
-    """The codecs of all layers of a pool, K and V, from its canonical JSON.
+    """The codecs of all layers of a pool, K and V, from its canonical JSON: the text, or Client.pool_info().json.
 
     What the JSON has only by its hash has to be given, as the daemon tells it: `matrices` {"k": .., "v": ..}, each a
     matrix or an array of one for each layer, for rotations of kind file (and for qr where the last bit counts: it is
@@ -130,8 +133,8 @@ class PoolCodec:
     needs the C library.
     """
 
-    def __init__(self, text, *, matrices=None, k_center=None, high_channels=None):
-        pool = json.loads(text)
+    def __init__(self, pool, *, matrices=None, k_center=None, high_channels=None):
+        pool = json.loads(pool) if isinstance(pool, (str, bytes)) else pool
         unknown = sorted(set(pool) - KNOWN_MEMBERS)
         if unknown:
             raise ValueError(f"the pool has {unknown[0]!r}, which this package does not know")
