@@ -6,8 +6,8 @@
  *	version    1
  *	k_center   [layers][kv_heads][k_head_dim] numbers: the mean of the K rows, 9 digits, so that they are
  *	           the same float32 again
- *	recipe, head_size, layers   with --recipe: the published schema of turboquant_kv.json; per layer and KV
- *	           head the channels with the largest sums of squares, ascending
+ *	recipe, head_size, layers   with --recipe: the published schema of turboquant_kv.json; per layer and
+ *KV head the channels with the largest sums of squares, ascending
  *
  * Layers are those of the capture, counted from 0, as in a pool that replays it.
  */
@@ -50,11 +50,11 @@ struct job {
 	const struct srv_capture *capture;
 	const struct kv_format *format; /* a recipe; NULL: none */
 	struct kv_recipe_file *recipe;
-	uint32_t n_row_values;     /* the larger token of K and V */
-	float *rows;               /* [CHUNK_TOKENS, n_row_values] */
-	double *sums, *squares;    /* [n_row_values] */
-	float *centers;            /* [n_layers, kv_heads, k_head_dim] */
-	double *shares;            /* [n_layers]: energy of the mean over all energy of K */
+	uint32_t n_row_values;  /* the larger token of K and V */
+	float *rows;            /* [CHUNK_TOKENS, n_row_values] */
+	double *sums, *squares; /* [n_row_values] */
+	float *centers;         /* [n_layers, kv_heads, k_head_dim] */
+	double *shares;         /* [n_layers]: energy of the mean over all energy of K */
 	struct srv_progress progress;
 	uint64_t n_done_layers;
 };
@@ -209,7 +209,8 @@ static void print_json(const struct job *job)
 			json_pack("{s:I, s:I, s:f}", "layer", (json_int_t)l, "number",
 				(json_int_t)job->capture->layers[l].number, "mean_share", job->shares[l]));
 
-	json_t *json = json_pack("{s:I, s:o}", "tokens", (json_int_t)job->capture->n_tokens, "layers", layers);
+	json_t *json =
+		json_pack("{s:I, s:o}", "tokens", (json_int_t)job->capture->n_tokens, "layers", layers);
 
 	srv_ctl_print_json(json);
 	json_decref(json);
@@ -225,7 +226,8 @@ static enum kv_status read_recipe(struct job *job, struct kv_error *err)
 	if (!name)
 		return KV_OK;
 	if (kv_format_parse(name, &job->format, NULL) != KV_OK || !job->format->recipe)
-		return kv_fail(err, SRV_CTL_USAGE, "--recipe: '%.40s' is not turboquant25 or turboquant35", name);
+		return kv_fail(
+			err, SRV_CTL_USAGE, "--recipe: '%.40s' is not turboquant25 or turboquant35", name);
 	if (capture->k_head_dim != capture->v_head_dim)
 		return kv_fail(err, KV_UNSUPPORTED,
 			"--recipe: a recipe's file has one head_size, the capture %u (K) and %u (V)",
@@ -255,8 +257,8 @@ static enum kv_status measure(struct job *job, struct kv_error *err)
 {
 	enum kv_status status = KV_OK;
 
-	srv_progress_init(&job->progress, stderr, kv_clock_system(), "measure", "layers",
-		job->capture->n_layers);
+	srv_progress_init(
+		&job->progress, stderr, kv_clock_system(), "measure", "layers", job->capture->n_layers);
 	for (uint32_t l = 0; status == KV_OK && l < job->capture->n_layers; l++) {
 		measure_layer(job, l);
 		srv_progress_set(&job->progress, l + 1ull);
@@ -317,9 +319,11 @@ const struct srv_command srv_cmd_calibrate = {
 	.n_operands_min = 1,
 	.n_operands_max = 1,
 	.summary = "measure k_center, and the channels of a recipe, on a capture",
-	.details = "Writes one JSON object, which the pool members k_center_file and recipe_file both read. Layers "
+	.details = "Writes one JSON object, which the pool members k_center_file and recipe_file both read. "
+		   "Layers "
 		   "are those of\n"
-		   "the capture, counted from 0. A mean that holds most of the energy of K is worth a k_center: its "
+		   "the capture, counted from 0. A mean that holds most of the energy of K is worth a "
+		   "k_center: its "
 		   "keys lose\n"
 		   "what tells them apart at few bits otherwise.",
 	.args = args,

@@ -100,8 +100,9 @@ static void print_info(const struct kv_row_codec *codec)
 		8.0 * codec->row_bytes / codec->head_dim, (double)dense_bytes / codec->row_bytes);
 	printf("%s\n\n", layout);
 	print_parts(codec);
-	printf("\naccount: payload %u, norms %u, scales %u, zeros %u, exact %u bytes\n", account->payload_bytes,
-		account->norms_bytes, account->scales_bytes, account->zeros_bytes, account->exact_bytes);
+	printf("\naccount: payload %u, norms %u, scales %u, zeros %u, exact %u bytes\n",
+		account->payload_bytes, account->norms_bytes, account->scales_bytes, account->zeros_bytes,
+		account->exact_bytes);
 	if (codec->rotation)
 		printf("rotation: %s, seed %u, head_dim %u\n", kv_rotation_kind_name(codec->rotation->kind),
 			codec->rotation->seed, codec->rotation->head_dim);
@@ -182,9 +183,10 @@ static enum kv_status run_info(struct srv_ctl *ctl, struct kv_error *err)
 const struct srv_command srv_cmd_codec_info = {
 	.name = "codec info",
 	.summary = "byte layout, account, codebook and expected error of a row format",
-	.details = "The expected error is the squared length of what a row loses over its own, on average over "
-		   "random rows. It is\n"
-		   "shown where the theory has it: tqN, tqpN and recipes.",
+	.details =
+		"The expected error is the squared length of what a row loses over its own, on average over "
+		"random rows. It is\n"
+		"shown where the theory has it: tqN, tqpN and recipes.",
 	.args = info_args,
 	.n_args = KV_LENGTH(info_args),
 	.run = run_info,
@@ -203,8 +205,8 @@ static const struct srv_arg rotation_args[ROTATION_N_ARGS] = {
 	[ROTATION_SEED] = SRV_CODEC_SEED_ARG,
 };
 
-static enum kv_status write_matrix(const struct kv_rotation *rotation, const char *path, const char *input,
-	struct kv_error *err)
+static enum kv_status write_matrix(
+	const struct kv_rotation *rotation, const char *path, const char *input, struct kv_error *err)
 {
 	const char *const inputs[] = { input };
 	float row[KV_HEAD_DIM_MAX];

@@ -97,8 +97,7 @@ static enum kv_status load(const char *path, uint32_t head_dim, uint32_t n_rows_
 {
 	struct srv_row_reader reader;
 	uint32_t n = 0, n_got = 1;
-	enum kv_status status =
-		srv_row_reader_open(&reader, path, head_dim * (uint32_t)sizeof(float), err);
+	enum kv_status status = srv_row_reader_open(&reader, path, head_dim * (uint32_t)sizeof(float), err);
 	float *rows;
 
 	if (status != KV_OK)
@@ -134,8 +133,8 @@ static enum kv_status load_inputs(struct job *job, uint32_t head_dim, struct kv_
 	float *rows = NULL, *queries = NULL;
 	uint32_t n_rows = 0, n_queries = QUERIES_DEFAULT;
 	uint64_t state = QUERIES_STATE;
-	enum kv_status status = load(ctl->operands[0], head_dim, (uint32_t)ctl->values[ARG_ROWS].number,
-		&rows, &n_rows, err);
+	enum kv_status status =
+		load(ctl->operands[0], head_dim, (uint32_t)ctl->values[ARG_ROWS].number, &rows, &n_rows, err);
 
 	if (status == KV_OK && n_rows < 2)
 		status = kv_fail(err, KV_CORRUPT, "%s: one row, a comparison needs two", ctl->operands[0]);
@@ -169,8 +168,8 @@ static void measure_mean(struct job *job)
 }
 
 /* A preset means the format of the asked side. */
-static enum kv_status choose_format(const struct job *job, const char *name, const char **format,
-	struct kv_error *err)
+static enum kv_status choose_format(
+	const struct job *job, const char *name, const char **format, struct kv_error *err)
 {
 	const struct kv_preset *preset;
 	const struct kv_format *known;
@@ -380,11 +379,12 @@ const struct srv_command srv_cmd_codec_compare = {
 	.n_operands_min = 1,
 	.n_operands_max = 1,
 	.summary = "error, cosine, slope and softmax weights of formats on given rows, with controls",
-	.details = "--format takes several names with commas between them, presets too (k8v4 is its K format). "
-		   "Options that a\n"
-		   "format does not have are left out for it. Random queries are scaled so that their logits "
-		   "spread by 2; given\n"
-		   "ones are scaled by 1/sqrt(D).",
+	.details =
+		"--format takes several names with commas between them, presets too (k8v4 is its K format). "
+		"Options that a\n"
+		"format does not have are left out for it. Random queries are scaled so that their logits "
+		"spread by 2; given\n"
+		"ones are scaled by 1/sqrt(D).",
 	.args = args,
 	.n_args = N_ARGS,
 	.run = run_compare,

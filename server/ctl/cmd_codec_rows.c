@@ -177,10 +177,11 @@ static enum kv_status run_decode(struct srv_ctl *ctl, struct kv_error *err)
 	return run(ctl, true, err);
 }
 
-#define DETAILS                                                                                             \
-	"Rows are D little-endian float32 numbers, packed rows what 'codec info' shows; both back to back, of " \
-	"any number.\n"                                                                                         \
-	"The first bad row ends it: the message has its number and the byte offset, and no output is left "     \
+#define DETAILS                                                                                              \
+	"Rows are D little-endian float32 numbers, packed rows what 'codec info' shows; both back to back, " \
+	"of "                                                                                                \
+	"any number.\n"                                                                                      \
+	"The first bad row ends it: the message has its number and the byte offset, and no output is left "  \
 	"behind."
 
 const struct srv_command srv_cmd_codec_encode = {

@@ -158,11 +158,11 @@ static enum kv_status run_presets(struct srv_ctl *ctl, struct kv_error *err)
 			json_array_append_new(list, line_json(&line));
 	}
 	if (status == KV_OK && ctl->is_json) {
-		json_t *json = json_pack("{s:I, s:I, s:I, s:I, s:I, s:O}", "layers",
-			(json_int_t)geometry.n_layers, "exact_layers",
-			(json_int_t)ctl->values[ARG_EXACT_LAYERS].number, "kv_heads",
-			(json_int_t)geometry.kv_heads, "k_head_dim", (json_int_t)geometry.dims[0],
-			"v_head_dim", (json_int_t)geometry.dims[1], "presets", list);
+		json_t *json =
+			json_pack("{s:I, s:I, s:I, s:I, s:I, s:O}", "layers", (json_int_t)geometry.n_layers,
+				"exact_layers", (json_int_t)ctl->values[ARG_EXACT_LAYERS].number, "kv_heads",
+				(json_int_t)geometry.kv_heads, "k_head_dim", (json_int_t)geometry.dims[0],
+				"v_head_dim", (json_int_t)geometry.dims[1], "presets", list);
 
 		srv_ctl_print_json(json);
 		json_decref(json);
@@ -181,7 +181,8 @@ static enum kv_status run_presets(struct srv_ctl *ctl, struct kv_error *err)
 const struct srv_command srv_cmd_presets = {
 	.name = "presets",
 	.summary = "names for pairs of a K and a V format, and the bytes a token takes with each",
-	.details = "A pool asks for one with `preset`, and for exact layers at both ends with `exact_layers`.",
+	.details =
+		"A pool asks for one with `preset`, and for exact layers at both ends with `exact_layers`.",
 	.args = args,
 	.n_args = N_ARGS,
 	.run = run_presets,

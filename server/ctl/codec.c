@@ -21,8 +21,7 @@ static enum kv_status usage_of(enum kv_status status)
 	return status == KV_BAD_ARG ? SRV_CTL_USAGE : status;
 }
 
-enum kv_status srv_codec_head_dim(
-	const struct srv_arg_value *value, uint32_t *head_dim, struct kv_error *err)
+enum kv_status srv_codec_head_dim(const struct srv_arg_value *value, uint32_t *head_dim, struct kv_error *err)
 {
 	if (!value->is_given)
 		return kv_fail(err, SRV_CTL_USAGE, "--head-dim is missing");
@@ -127,9 +126,9 @@ static enum kv_status read_channels(const char *path, uint16_t channels[static K
 			isdigit((unsigned char)text[at]) ? strtoul(text + at, &end, 10) : ULONG_MAX;
 
 		if (channel >= KV_HEAD_DIM_MAX)
-			status = kv_fail(err, KV_CORRUPT,
-				"%s: offset %zu: expected a channel number below %u", path, at,
-				KV_HEAD_DIM_MAX);
+			status =
+				kv_fail(err, KV_CORRUPT, "%s: offset %zu: expected a channel number below %u",
+					path, at, KV_HEAD_DIM_MAX);
 		else if (n == KV_HEAD_DIM_MAX)
 			status = kv_fail(err, KV_CORRUPT, "%s: offset %zu: more than %u channels", path, at,
 				KV_HEAD_DIM_MAX);
@@ -190,8 +189,8 @@ static enum kv_status read_options(struct srv_codec *codec, const struct srv_ctl
 	}
 	if (status == KV_OK && (takes & KV_OPTION_PROJECTION) && projection) {
 		if (strncmp(projection, "file:", 5) != 0)
-			return kv_fail(err, SRV_CTL_USAGE, "--projection: '%.60s' is not file:S.f32",
-				projection);
+			return kv_fail(
+				err, SRV_CTL_USAGE, "--projection: '%.60s' is not file:S.f32", projection);
 		codec->files[2] = projection + 5;
 		status = make_given(KV_ROTATION_PROJECTION, codec->files[2], head_dim,
 			values[SRV_CODEC_SEED].number, &codec->projection, err);

@@ -165,7 +165,8 @@ static void measure_parts(const struct srv_compare *compare, struct srv_compare_
 			const size_t at = (size_t)r * compare->head_dim + i;
 
 			row_mean += (double)compare->rows[at] / compare->n_rows;
-			error_mean += ((double)compare->coded[at] - (double)compare->rows[at]) / compare->n_rows;
+			error_mean +=
+				((double)compare->coded[at] - (double)compare->rows[at]) / compare->n_rows;
 		}
 		for (uint32_t r = 0; r < compare->n_rows; r++) {
 			const size_t at = (size_t)r * compare->head_dim + i;

@@ -31,18 +31,18 @@ struct srv_compare {
 	double *scale;  /* [n_queries]: of logits */
 	double *scores; /* [n_queries, n_rows]: <q, row> */
 	double *coded_scores, *weights, *coded_weights; /* [n_rows] */
-	double sigma;        /* of a query's logits, mean */
-	double zero_weights; /* weights_error of rows of zeros */
+	double sigma;                                   /* of a query's logits, mean */
+	double zero_weights;                            /* weights_error of rows of zeros */
 };
 
 struct srv_compare_result {
-	double error;       /* sum |x - x'|^2 / sum |x|^2 */
-	double cosine;      /* mean; 0 where a row is zero */
-	double slope;       /* of scores: sum s s' / sum s^2 */
-	double part_error;  /* the first again, of rows without their mean */
-	double part_slope;  /* slope of scores without each query's mean */
+	double error;         /* sum |x - x'|^2 / sum |x|^2 */
+	double cosine;        /* mean; 0 where a row is zero */
+	double slope;         /* of scores: sum s s' / sum s^2 */
+	double part_error;    /* the first again, of rows without their mean */
+	double part_slope;    /* slope of scores without each query's mean */
 	double weights_error; /* half the sum of |p - p'| of the softmax weights, mean over queries */
-	bool passes; /* weights_error is below SRV_COMPARE_SHARE_MAX of that of rows of zeros */
+	bool passes;          /* weights_error is below SRV_COMPARE_SHARE_MAX of that of rows of zeros */
 };
 
 /* Room for n_rows and n_queries, zeroed. srv_compare_finish() it, also on failure. */

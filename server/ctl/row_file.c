@@ -84,8 +84,8 @@ static enum kv_status check_inputs(const char *path, const struct stat *info, co
 
 		if (inputs[i] && stat(inputs[i], &input) == 0 && input.st_dev == info->st_dev &&
 			input.st_ino == info->st_ino)
-			return kv_fail(err, KV_BAD_ARG,
-				"%s: the output is the input %s; nothing was written", path, inputs[i]);
+			return kv_fail(err, KV_BAD_ARG, "%s: the output is the input %s; nothing was written",
+				path, inputs[i]);
 	}
 	return KV_OK;
 }

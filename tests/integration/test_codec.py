@@ -16,6 +16,7 @@ import tqkv
 ROOT = pathlib.Path(os.environ.get("KV_SOURCE_ROOT") or pathlib.Path(__file__).resolve().parents[2])
 ROWS = ROOT / "tests/golden/rows"
 CTL = os.path.join(os.environ["TQKV_BUILD"], "server/tqkvctl")
+TQKVD = os.path.join(os.environ["TQKV_BUILD"], "server/tqkvd")
 SMOLLM = ROOT / "tests/golden/captures/smollm2-135m-l0-l18-l29.safetensors"
 
 
@@ -42,7 +43,8 @@ class Codec(unittest.TestCase):
         return sorted(os.listdir(self.folder.name))
 
     def call(self, *args, **options):
-        return subprocess.run([CTL, *map(str, args)], capture_output=True, text=True, timeout=120, check=False, **options)
+        return subprocess.run([CTL, *map(str, args)], capture_output=True, text=True, timeout=120, check=False,
+                              **options)
 
     def ctl(self, *args):
         done = self.call(*args)
@@ -140,7 +142,8 @@ class Golden(Codec):
         self.path("in.f32", self.normals(50, 80))
         self.ctl("codec", "rotation", "--head-dim", 80, "--seed", 9, self.path("m.f32"))
         for name, options in (("a", ("--seed", 9)), ("b", ("--rotation", "file:" + self.path("m.f32")))):
-            self.ctl("codec", "encode", "--format", "tq4", "--head-dim", 80, *options, self.path("in.f32"), self.path(name))
+            self.ctl("codec", "encode", "--format", "tq4", "--head-dim", 80, *options, self.path("in.f32"),
+                     self.path(name))
         self.assertEqual(self.bytes_of("a"), self.bytes_of("b"))
 
     def test_projection_from_a_file(self):
@@ -150,7 +153,8 @@ class Golden(Codec):
         scaled = np.fromfile(self.path("s.f32"), "<f4") * np.float32(np.sqrt(96))
         self.path("s.f32", scaled)
         for name, options in (("a", ()), ("b", ("--projection", "file:" + self.path("s.f32")))):
-            self.ctl("codec", "encode", "--format", "tqp3", "--head-dim", 96, *options, self.path("in.f32"), self.path(name))
+            self.ctl("codec", "encode", "--format", "tqp3", "--head-dim", 96, *options, self.path("in.f32"),
+                     self.path(name))
         self.assertEqual(self.bytes_of("a"), self.bytes_of("b"))
 
 
@@ -218,15 +222,18 @@ class BadFiles(Codec):
     def test_offsets_of_bad_numbers(self):
         rows = self.normals(3000, 64)
         rows[2777, 5] = np.nan
-        self.refused_encode(f"bad.f32: row 2777 (offset {2777 * 256}): channel 5 (offset {2777 * 256 + 20}) is nan", rows)
+        self.refused_encode(f"bad.f32: row 2777 (offset {2777 * 256}): channel 5 (offset {2777 * 256 + 20}) is nan",
+                            rows)
         rows[2777, 5] = -np.inf
         self.refused_encode("channel 5 (offset 710932) is -inf", rows)
         rows[2777, 5] = 3e38
         rows[2777, 6] = 3e38
-        self.refused_encode("row 2777 (offset 710912): tq4 cannot hold its values; the largest is 3e+38 in channel 5", rows)
+        self.refused_encode("row 2777 (offset 710912): tq4 cannot hold its values; the largest is 3e+38 in channel 5",
+                            rows)
 
     def test_files_that_end_within_a_row(self):
-        self.refused_encode("bad.f32: the file ends within row 3: 13 bytes at offset 768, a row has 256", bytes(3 * 256 + 13))
+        self.refused_encode("bad.f32: the file ends within row 3: 13 bytes at offset 768, a row has 256",
+                            bytes(3 * 256 + 13))
         data = self.packed()
         self.refused_decode("in.rows: the file ends within row 9: 35 bytes at offset 324, a row has 36", data[:-1])
 
@@ -275,7 +282,8 @@ class BadFiles(Codec):
         self.path("out", b"old")
         os.symlink("out", self.path("link"))
         self.path("bad.f32", bytes(100))
-        self.refused(1, "the file ends within row 0", "codec", "encode", *self.TQ4, self.path("bad.f32"), self.path("out"))
+        self.refused(1, "the file ends within row 0", "codec", "encode", *self.TQ4, self.path("bad.f32"),
+                     self.path("out"))
         self.assertEqual(self.bytes_of("out"), b"old")
         self.ctl("codec", "encode", *self.TQ4, self.path("in.f32"), self.path("link"))
         self.assertTrue(os.path.islink(self.path("link")))
@@ -288,7 +296,8 @@ class BadFiles(Codec):
         self.refused(1, "No such file or directory", *encode, self.path("nowhere/out"))
         self.refused(1, "Is a directory", *encode, self.folder.name)
         self.refused(1, "No space left on device", *encode, "/dev/full")
-        self.refused(1, "missing.f32: No such file or directory", "codec", "encode", *self.TQ4, self.path("missing.f32"),
+        self.refused(1, "missing.f32: No such file or directory", "codec", "encode", *self.TQ4,
+                     self.path("missing.f32"),
                      self.path("out"))
         self.refused(1, "Is a directory", "codec", "encode", *self.TQ4, self.folder.name, self.path("out"))
 
@@ -388,9 +397,25 @@ class Large(Codec):
         self.assertIn("interrupted after", stderr)
         self.assertEqual(self.names(), ["in.f32"])
 
+    def test_a_bar_on_a_terminal_only(self):
+        """Standard error is a terminal: a bar is drawn and erased again."""
+        with open(self.path("in.f32"), "wb") as file:
+            file.truncate(128 << 20)
+        master, slave = os.openpty()
+        with open(slave, "wb") as terminal:
+            subprocess.run([CTL, "codec", "encode", "--format", "tq4", "--head-dim", "128", self.path("in.f32"),
+                            self.path("out")], stdout=subprocess.DEVNULL, stderr=terminal, timeout=120, check=True,
+                           env={**os.environ, "TERM": "xterm"})
+            drawn = os.read(master, 1 << 16)
+        os.close(master)
+        self.assertIn(b"encode   [", drawn)
+        self.assertIn(b"rows/s", drawn)
+        self.assertTrue(drawn.endswith(b"\r\x1b[K"))
+
     def test_a_pipe_works(self):
         rows = self.normals(1000, 64)
-        done = subprocess.run([CTL, "codec", "encode", "--format", "bf16", "--head-dim", "64", "/dev/stdin", "/dev/stdout"],
+        done = subprocess.run([CTL, "codec", "encode", "--format", "bf16", "--head-dim", "64", "/dev/stdin",
+                               "/dev/stdout"],
                               input=rows.tobytes(), capture_output=True, timeout=60, check=True)
         self.assertEqual(len(done.stdout), 1000 * 128)
         got = (np.frombuffer(done.stdout, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -431,7 +456,8 @@ class Compare(Codec):
         self.assertAlmostEqual(noise["slope"], 0, delta=0.05)
         self.assertAlmostEqual(tq4["slope"], 1 - tq4["error"], delta=0.002)
         self.assertEqual(tq4["verdict"], "passes")
-        self.assertIn("rows of zeros", self.ctl("codec", "compare", "--format", "tq4", "--head-dim", 64, self.path("k.f32")))
+        self.assertIn("rows of zeros", self.ctl("codec", "compare", "--format", "tq4", "--head-dim", 64,
+                                                self.path("k.f32")))
 
     def test_given_queries(self):
         """Queries of a file are scaled by 1/sqrt(d); logits that hardly spread are said to prove nothing."""
@@ -456,7 +482,8 @@ class Compare(Codec):
 class Presets(Codec):
     def test_bytes_of_a_token(self):
         """By hand: 4 layers, 2 KV heads, d = 64; 4bit is 36 + 40 bytes; two layers stay bf16, 256 bytes."""
-        got = json.loads(self.ctl("presets", "--layers", 4, "--kv-heads", 2, "--head-dim", 64, "--exact-layers", 1, "--json"))
+        got = json.loads(self.ctl("presets", "--layers", 4, "--kv-heads", 2, "--head-dim", 64, "--exact-layers", 1,
+                                  "--json"))
         rows = {row["name"]: row for row in got["presets"]}
         self.assertEqual(sorted(rows), sorted(("k8v4", "4bit", "k3v4", "3bit", "2bit", "k3v2")))
         self.assertEqual(rows["4bit"]["token_bytes"], 2 * (2 * (36 + 40) + 2 * 256))
@@ -485,6 +512,18 @@ class Calibrate(Codec):
                 for head, channels in enumerate(lists[f"{name}_high_precision_indices"]):
                     best = sorted(np.argsort(-squares[head], kind="stable")[:32].tolist())
                     self.assertEqual(channels, best)
+
+    def test_a_pool_takes_the_file(self):
+        """One file for k_center_file and for recipe_file; of another geometry it is refused."""
+        out = self.path("out.json")
+        self.ctl("calibrate", SMOLLM, "--out", out, "--recipe", "turboquant25", "--center")
+        pool = {"name": "smol", "layers": 3, "q_heads": 9, "kv_heads": 3, "head_dim": 64, "k": "turboquant25",
+                "v": "turboquant25", "block_size": 16, "blocks": 16, "k_center_file": out, "recipe_file": out}
+        for changes, code in (({}, 0), ({"kv_heads": 9}, 2)):
+            config = self.path("tqkvd.json", json.dumps({"pools": [{**pool, **changes}]}).encode())
+            done = subprocess.run([TQKVD, "--config", config, "--memory", "64MiB", "--check-config"],
+                                  capture_output=True, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, code, done.stderr)
 
     def test_refusals(self):
         self.refused(2, "--out is missing", "calibrate", SMOLLM)
