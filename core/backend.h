@@ -27,13 +27,13 @@ struct kv_backend_pool; /* a pool's pages and tables on the device; owned by the
 
 /*
  * Rows of one item as they lie in a request, [layers][tokens of the frame][kv_heads][row]. All layers have
- * rows of the same size unless dtype is packed and their formats differ. With r(l) the bytes of a row on layer
- * l of the op, counted from layer_first, row (layer l, token t of the item, head h) starts at
+ * rows of the same size unless dtype is packed and their formats differ. Layers l are counted from
+ * layer_first, r(l) is the bytes of a row on layer l, tokens t are counted in the item. The rows of a token
+ * begin at
  *
- *	base + kv_heads * (tokens_stride * (r(0) + .. + r(l - 1)) + (token_first + t) * r(l) - token_first * r(0))
- *	     + h * r(l)
+ *	base + kv_heads * (tokens_stride * (r(0) + .. + r(l - 1)) + t * r(l) + token_first * (r(l) - r(0)))
  *
- * which is base + ((l * tokens_stride + t) * kv_heads + h) * r where all are r.
+ * which is base + (l * tokens_stride + t) * kv_heads * r where all are r; head h is h * r(l) further.
  */
 struct kv_rows {
 	uint8_t *base;          /* first layer, first token of the item; NULL: not wanted */

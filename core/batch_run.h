@@ -59,7 +59,7 @@ struct kv_finding {
 uint64_t kv_batch_n_tasks(
 	const struct kv_batch_pages *pages, const struct kv_batch *batch, enum kv_batch_phase phase);
 /*
- * How much work that is: rows encoded, decoded or multiplied, about 0.1 us each on one core. For deciding how
+ * How much work that is: rows encoded, decoded or multiplied, 10 to 50 ns each on one core. For deciding how
  * many threads are worth waking.
  */
 uint64_t kv_batch_n_rows(

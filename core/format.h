@@ -264,9 +264,9 @@ double kv_row_codec_score(const struct kv_row_codec *codec, const double *q_prep
 void kv_row_codec_accumulate(
 	const struct kv_row_codec *codec, double weight, const double *expanded, double *acc);
 /*
- * The same for all rows of a list and all queries that share them: products[query * products_stride + row], and
- * acc += weights[query * weights_stride + row] * row in the order of the list. Prepared queries and accumulators
- * lie one after the other.
+ * The same for all rows of a list and all queries that share them: products[query * products_stride + row],
+ * and acc += weights[query * weights_stride + row] * row in the order of the list. Prepared queries and
+ * accumulators lie one after the other.
  */
 #define KV_ROW_WORK_NUMBERS 2048u /* 16 KiB: expanded rows stay in the first-level cache */
 struct kv_row_list {

@@ -29,7 +29,12 @@
 #define KV_POOL_JSON_BYTES_MAX 32000u
 /* Lists of channels that pools of recipes may have, beside the default: 80 layers of 256 KV heads, K and V.
  */
-#define KV_CHANNEL_LISTS_MAX  40960u
+#define KV_CHANNEL_LISTS_MAX 40960u
+/*
+ * Work for matrices of `qr` with per_layer, in head_dim^3: 256 matrices of 256 channels, some 10 s. Nobody
+ * waits longer for a pool, and the control API answers nobody else meanwhile.
+ */
+#define KV_QR_WORK_MAX        (1ull << 32)
 #define KV_K_CENTER_BYTES_MAX (64u << 20) /* of the text of a file */
 
 struct kv_files;

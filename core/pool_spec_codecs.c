@@ -170,6 +170,47 @@ static enum kv_status make_layer(struct kv_made_spec *made, uint32_t l, struct k
 	return KV_OK;
 }
 
+/* ---- how much there is to compute ---- */
+
+/* head_dim^3 for every qr matrix of one layer: its rotations, and projections that have no quick form. */
+static uint64_t layer_qr_work(const struct kv_made_spec *made, uint32_t layer)
+{
+	const struct kv_format *formats[2] = { made->k_formats[layer], made->v_formats[layer] };
+	const uint64_t dims[2] = { made->base.k_head_dim, made->base.v_head_dim };
+	uint64_t work = 0;
+
+	for (int i = 0; i < 2; i++) {
+		const bool is_odd = kv_rotation_kind_default((uint32_t)dims[i]) == KV_ROTATION_QR;
+		const bool is_qr = made->rotation_kind == KV_ROTATION_NONE
+			? is_odd
+			: made->rotation_kind == KV_ROTATION_QR;
+		const bool is_same_dim = i == 1 && dims[0] == dims[1];
+
+		if (is_qr && kv_format_is_rotated(formats[i]) &&
+			!(is_same_dim && kv_format_is_rotated(formats[0])))
+			work += dims[i] * dims[i] * dims[i];
+		if (is_odd && (kv_format_takes(formats[i]) & KV_OPTION_PROJECTION) &&
+			!(is_same_dim && formats[0] == formats[1]))
+			work += dims[i] * dims[i] * dims[i];
+	}
+	return work;
+}
+
+static enum kv_status check_work(const struct kv_spec_reader *reader, const struct kv_made_spec *made)
+{
+	uint64_t work = 0;
+
+	for (uint32_t l = 0; made->is_per_layer && l < made->base.n_layers; l++)
+		work += layer_qr_work(made, l);
+	if (work > KV_QR_WORK_MAX)
+		return kv_fail(reader->err, KV_UNSUPPORTED,
+			"pool \"%s\": per_layer true: expected at most as much as 256 qr matrices of 256 "
+			"channels, "
+			"not %.0f times that; rht takes no time",
+			reader->pool, (double)work / (double)KV_QR_WORK_MAX + 0.5);
+	return KV_OK;
+}
+
 /* ---- what came of it ---- */
 
 /* The codebooks that a codec looks values up in; those of one that borrows are counted where they are. */
@@ -237,8 +278,10 @@ static enum kv_status check_codebooks(const struct kv_spec_reader *reader, const
 enum kv_status kv_spec_make_codecs(const struct kv_spec_reader *reader, struct kv_made_spec *made)
 {
 	struct kv_error cause = { .msg = "" };
-	enum kv_status status = KV_OK;
+	enum kv_status status = check_work(reader, made);
 
+	if (status != KV_OK)
+		return status;
 	made->rotations = kv_alloc(2 * (size_t)made->base.n_layers, sizeof(*made->rotations));
 	if (!made->rotations)
 		return kv_spec_no_memory(reader, "rotations");

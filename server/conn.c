@@ -403,13 +403,20 @@ void srv_conns_retry_waiting(struct srv_server *server)
 		retry_list(&server->waiting_reply);
 }
 
-/* Is the payload slower than min_rate_bytes_per_s allows? Only judged once io_timeout_ms have passed. */
+/*
+ * Is the peer too slow although bytes come? Op struct and items, which hold one of the shared read-ahead
+ * buffers, have io_timeout_ms in all. A payload is judged by min_rate_bytes_per_s, once io_timeout_ms have
+ * passed.
+ */
 static bool is_too_slow(const struct srv_conn *conn)
 {
 	const struct srv_options *options = conn->server->options;
+	const uint64_t now_ns = conn->server->now_ns;
 	/* From the payload's start: waiting for a request slot is not the peer's fault. */
-	const uint64_t elapsed_ms = (conn->server->now_ns - conn->payload_ns) / KV_NS_PER_MS;
+	const uint64_t elapsed_ms = (now_ns - conn->payload_ns) / KV_NS_PER_MS;
 
+	if (conn->sm.state == CONN_STRUCTS)
+		return now_ns - conn->header_ns >= options->io_timeout_ms * KV_NS_PER_MS;
 	if (conn->sm.state != CONN_PAYLOAD || options->min_rate_bytes_per_s == 0 ||
 		elapsed_ms < options->io_timeout_ms)
 		return false;
@@ -437,8 +444,9 @@ static void scan_one(struct srv_conn *conn)
 		server->counters.connections_closed_slow++;
 		srv_reject(server, KV_SLOW_CONSUMER);
 		srv_conn_close(conn,
-			is_too_slow(conn) ? "payload slower than min_rate_bytes_per_s"
-					  : "stalled inside a frame for io_timeout_ms");
+			conn->sm.state == CONN_PAYLOAD && is_too_slow(conn)
+				? "payload slower than min_rate_bytes_per_s"
+				: "stalled inside a frame for io_timeout_ms");
 	} else if (conn->send_ns && now_ns - conn->send_ns >= options->send_timeout_ms * KV_NS_PER_MS) {
 		server->counters.connections_closed_slow++;
 		srv_reject(server, KV_SLOW_CONSUMER);

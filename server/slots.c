@@ -128,7 +128,7 @@ struct srv_request *srv_request_take(
 	request->conn = conn;
 	request->peer_key = conn->peer_key;
 	request->header = conn->header;
-	request->header_ns = server->now_ns;
+	request->header_ns = conn->header_ns;
 	request->deadline_ns =
 		conn->header.deadline_us ? conn->header_ns + conn->header.deadline_us * KV_NS_PER_US : 0;
 	request->session = NULL;

@@ -1,6 +1,7 @@
 """Pools of every row format through a real daemon: stored bytes, decodes, packed rows from outside, refusals."""
 
 import json
+import shutil
 import struct
 import sys
 import unittest
@@ -97,9 +98,12 @@ class FormatRows(Rows):
         super().setUp()
 
     def tearDown(self):
-        super().tearDown()
-        code = self.daemon.stop()
+        try:
+            super().tearDown()
+        finally:
+            code = self.daemon.stop()
         assert code == 0, (code, self.daemon.log())
+        shutil.rmtree(self.daemon.folder)
 
     def make(self, name="p", **members):
         return self.control.request("POST", "/v1/pools", {"name": name, **BASE, **members})

@@ -169,13 +169,17 @@ static void a_lost_owner_starts_the_lease(void)
 	rig_stop();
 }
 
-/* Peers that owe bytes, do not say HELLO, or do not read are closed in time; others are served meanwhile. */
+/*
+ * Peers that owe bytes, send them one by one, do not say HELLO, or do not read are closed in time; others are
+ * served meanwhile.
+ */
 static void slow_peers_are_closed(void)
 {
 	rig_start();
 	rig_hello(0, 1);
 	rig_hello(1, 1);
 	rig_hello(3, 1);
+	rig_hello(4, 1);
 	CHECK(mem_connect(&rig.io, 2, 1)); /* says nothing */
 	const struct rig_open open = { .lease_ms = 4000 };
 	const uint64_t session = rig_open_session(0, &open);
@@ -183,24 +187,24 @@ static void slow_peers_are_closed(void)
 	struct rig_frame echo = rig_plain(KVP_OP_PING, 0);
 
 	rig_send_part(0, &frame, 5000);
+	rig_send_part(4, &frame, KVP_HEADER_BYTES + 10);
 	rig.io.conns[1].is_reading = false;
 	echo.op_bytes = KVP_BYTES(ping_req);
 	kvp_ping_req_encode(&(struct kvp_ping_req){ 30000 }, echo.op);
 	rig_send(1, &echo);
-	rig_turn(0);
-	rig_turn(0);
-	rig_turn(0);
-	for (uint32_t i = 0; i < 8; i++)
-		rig_turn(40);
-	CHECK(!rig_is_closed(0) && !rig_is_closed(1) && !rig_is_closed(2));
-	for (uint32_t i = 0; i < 8; i++) {
-		rig_turn(60);
+	rig_settle();
+	for (uint32_t i = 0; i < 16; i++) {
+		mem_bytes_add(&rig.io.conns[4].in, "", 1);
+		rig_turn(i < 8 ? 40 : 60);
+		rig_turn(0);
+		CHECK(i >= 8 ||
+			(!rig_is_closed(0) && !rig_is_closed(1) && !rig_is_closed(2) && !rig_is_closed(4)));
 		CHECK(ping(3, 0) == KV_OK);
 	}
-	CHECK(rig_is_closed(0) && rig_is_closed(1) && rig_is_closed(2));
+	CHECK(rig_is_closed(0) && rig_is_closed(1) && rig_is_closed(2) && rig_is_closed(4));
 	CHECK(!rig_is_closed(3));
-	CHECK(srv_server_counters(rig.server)->connections_closed_slow == 2);
-	CHECK(srv_server_counters(rig.server)->appends_aborted_timeout == 1);
+	CHECK(srv_server_counters(rig.server)->connections_closed_slow == 3);
+	CHECK(srv_server_counters(rig.server)->appends_aborted_timeout == 2);
 	rig_stop();
 }
 

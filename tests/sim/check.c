@@ -171,6 +171,25 @@ static void check_leases(struct sim_world *world)
 			(unsigned long long)(now_ns - session->lease_end_ns));
 }
 
+static bool is_open_conn(const struct srv_server *server, uint64_t conn_id)
+{
+	kv_list_for_each (node, &server->conns_open) {
+		if (kv_container_of(node, struct srv_conn, link)->id == conn_id)
+			return true;
+	}
+	return false;
+}
+
+/* A session belongs to nobody once its connection is gone. */
+static void check_owners(const struct sim_world *world)
+{
+	for (const struct sim_session *session = world->model.sessions; session; session = session->next)
+		SIM_CHECK(!session->is_open || session->owner_id == 0 ||
+				is_open_conn(world->server, session->owner_id),
+			"a session belongs to connection %llu, which is gone",
+			(unsigned long long)session->owner_id);
+}
+
 void sim_world_check(struct sim_world *world)
 {
 	struct srv_gauges gauges;
@@ -184,6 +203,7 @@ void sim_world_check(struct sim_world *world)
 	check_shares(world->server);
 	check_inflight(world->server);
 	check_leases(world);
+	check_owners(world);
 	if (sim_where.turn % 16 != 0)
 		return;
 	srv_server_gauges(world->server, &gauges);

@@ -41,7 +41,7 @@ bool sim_peer_connect(struct sim_peer *peer)
 	peer->conn_id = 0;
 	peer->planned_last = 0;
 	peer->is_hello_sent = peer->is_hello_done = peer->is_half_closed = peer->is_deaf = false;
-	peer->has_goaway = false;
+	peer->has_goaway = peer->wants_goaway = false;
 	peer->may_end = NULL;
 	peer->must_end = false;
 	peer->wakes_ns = 0;

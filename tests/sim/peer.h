@@ -24,7 +24,7 @@ struct sim_peer {
 	const char *may_end;     /* why the server may end the connection; NULL: it may not */
 	bool must_end;           /* it has to, before wakes_ns */
 	uint64_t boot_id;
-	bool has_goaway;
+	bool wants_goaway, has_goaway; /* wants: it was there when draining began */
 	enum sim_net_end end; /* of the last connection */
 	/* what the random client does */
 	uint64_t sessions[SIM_OWNED_MAX]; /* handles that it thinks it owns */

@@ -63,6 +63,9 @@ static void begin_plan(struct sim_world *world, struct sim_request *request, con
 		(unsigned long long)request->id);
 	SIM_CHECK(session->owner_id == slot->conn->id, "request %llu is planned for another connection",
 		(unsigned long long)request->id);
+	/* A READ may still carry rows away. */
+	SIM_CHECK(world->drain_ns == 0 || request->sent_ns <= world->drain_ns || !sim_request_is_rows(request),
+		"request %llu was sent after draining began, and is planned", (unsigned long long)request->id);
 	request->planned_seq = ++world->model.seq;
 	request->planned_ns = world->server->now_ns;
 	sim_peer_planned(request);
@@ -408,11 +411,28 @@ static void item_completed(const struct kv_batch *batch, const struct srv_entry 
 		item->result.row, kv_status_name(natural.status), natural.layer, natural.row);
 }
 
+/* Batches of a pool take effect in the order in which they were sealed, so they are submitted in it. */
+static void check_submit_order(const struct srv_lane *lane, const struct srv_flight *flight)
+{
+	for (uint32_t f = 0; f < lane->n_flights; f++) {
+		const struct srv_flight *other =
+			&lane->flights[(lane->flight_first + f) % SRV_PLANS_PER_LANE];
+
+		if (other == flight)
+			return;
+		SIM_CHECK(other->is_submitted, "a batch overtakes the one before it");
+	}
+	sim_fail("a batch that is not in flight is submitted");
+}
+
 static void batch_submitted(void *user, const struct kv_batch *batch)
 {
 	struct sim_world *world = user;
+	const struct srv_flight *flight = batch->user;
 	uint32_t n = 0;
 
+	if (flight)
+		check_submit_order(&world->server->lanes[flight->plan.pool->pool_idx], flight);
 	for_each_item(world, batch, NULL, item_submitted);
 	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
 		const struct srv_lane *lane = &world->server->lanes[i];

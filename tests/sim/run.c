@@ -99,9 +99,29 @@ static void end_lost(struct sim_world *world, struct sim_seen *seen)
 	seen->n_lost++;
 }
 
+/* Everybody who was there was told, unless it went away itself. */
+static void check_goaway(struct sim_world *world)
+{
+	world->clock.now_ns += 10 * KV_NS_PER_MS; /* what was sent arrives */
+	wake_all(world);
+	for (uint32_t i = 0; i < world->config.n_peers; i++) {
+		struct sim_peer *peer = &world->peers[i];
+		const uint64_t serial = peer->conn_serial;
+
+		sim_peer_poll(peer);
+		SIM_CHECK(!peer->wants_goaway || peer->has_goaway || !peer->conn || peer->conn_serial != serial,
+			"peer %u was not told GOAWAY", i);
+	}
+}
+
 static void end_drain(struct sim_world *world, struct sim_seen *seen)
 {
 	world->drain_ns = world->clock.now_ns;
+	for (uint32_t i = 0; i < world->config.n_peers; i++) {
+		struct sim_peer *peer = &world->peers[i];
+
+		peer->wants_goaway = peer->conn && peer->is_hello_done && !peer->is_half_closed && !peer->may_end;
+	}
 	const uint64_t end_ns = world->drain_ns + (world->config.drain_timeout_ms + 2000) * KV_NS_PER_MS;
 
 	srv_server_drain(world->server);
@@ -115,6 +135,8 @@ static void end_drain(struct sim_world *world, struct sim_seen *seen)
 	}
 	SIM_CHECK(srv_server_exit_code(world->server) == 0, "exit code %d after draining",
 		srv_server_exit_code(world->server));
+	if (world->clock.now_ns < world->drain_ns + world->config.drain_timeout_ms * KV_NS_PER_MS)
+		check_goaway(world);
 	seen->n_drained++;
 }
 

@@ -144,7 +144,8 @@ START_TEST(test_backend_cpu_dtypes_and_bases)
 	turned = seq_decode(&rig, &seq, 1, 1, 40);
 	turned->flags = KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED;
 	for (uint32_t h = 0; h < n_queries; h++)
-		kv_rotation_forward(rig.spec->layers[0].k->rotation, (const float *)(const void *)plain->q + h * dim,
+		kv_rotation_forward(rig.spec->layers[0].k->rotation,
+			(const float *)(const void *)plain->q + h * dim,
 			(float *)(uintptr_t)turned->q + h * dim);
 	rig_run(&rig);
 	seq_check(&rig, &seq, narrow[0], 1e-3); /* float16 has 11 bits */

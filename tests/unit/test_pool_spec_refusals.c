@@ -241,6 +241,29 @@ START_TEST(test_pool_spec_refuses_what_it_could_not_tell)
 }
 END_TEST
 
+/* Matrices for minutes are refused; the same layers with rht, or with one matrix for all, are made. */
+START_TEST(test_pool_spec_bounds_what_it_computes)
+{
+	static const char members[] =
+		SMALL ",\"k_head_dim\":256,\"v_head_dim\":240,\"k\":\"tqp2\",\"v\":\"tqp2\",\"layers\":";
+	struct kv_pool_spec *spec = NULL;
+	struct kv_error err = { .msg = "" };
+	char text[512];
+
+	/* per layer: a rotation of 256, and rotation and projection of 240 */
+	snprintf(text, sizeof(text), "%s1024,\"per_layer\":true,\"rotation\":\"qr\"", members);
+	kv_assert_status(create(text, NULL, &spec, &err), KV_UNSUPPORTED);
+	ck_assert_str_eq(err.msg,
+		"pool \"p\": per_layer true: expected at most as much as 256 qr matrices of 256 channels, "
+		"not 11 times that; rht takes no time");
+	snprintf(text, sizeof(text), "%s1024", members);
+	kv_pool_spec_destroy(make(text));
+	snprintf(
+		text, sizeof(text), DIM64 ",\"layers\":1024,\"k\":\"tqp2\",\"v\":\"tq2\",\"per_layer\":true");
+	kv_pool_spec_destroy(make(text));
+}
+END_TEST
+
 /* Flags have a short form; lists and objects have none. */
 START_TEST(test_pool_spec_short_form_of_options)
 {
@@ -322,6 +345,7 @@ int main(void)
 	tcase_add_test(tcase, test_pool_spec_refusals_of_files);
 	tcase_add_test(tcase, test_pool_spec_files_are_the_operators);
 	tcase_add_test(tcase, test_pool_spec_refuses_what_it_could_not_tell);
+	tcase_add_test(tcase, test_pool_spec_bounds_what_it_computes);
 	tcase_add_test(tcase, test_pool_spec_short_form_of_options);
 	tcase_add_test(tcase, test_pool_spec_options_survive_every_failed_allocation);
 	suite_add_tcase(suite, tcase);
