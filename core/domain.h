@@ -133,7 +133,8 @@ KV_MUST_CHECK enum kv_status kv_domain_pool_add(struct kv_domain *domain, struct
  * BAD_STATE (with the reason) while it has sessions; BUSY_RETRY while zombies or blocks in flight are left.
  */
 KV_MUST_CHECK enum kv_status kv_domain_pool_check_remove(const struct kv_pool *pool, struct kv_error *err);
-/* After check_remove() said OK and the backend pool is destroyed. The spec goes too, unless it was set to NULL. */
+/* After check_remove() said OK and the backend pool is destroyed. The spec goes too, unless it was set to
+ * NULL. */
 void kv_domain_pool_remove(struct kv_pool *pool);
 struct kv_pool *kv_domain_pool_by_name(struct kv_domain *domain, const char *name, uint32_t name_bytes);
 /* The idx-th existing pool in order of creation, or NULL. */

@@ -17,8 +17,7 @@ static void pool_destroy(struct kv_pool *pool)
 	kv_table_arena_finish(&pool->tables);
 	/* Not the spec's n_layers: the caller may have taken the spec back. */
 	if (pool->session_tokens)
-		kv_pages_free(
-			pool->session_tokens, session_tokens_bytes(pool->domain, pool->slab->n_layers));
+		kv_pages_free(pool->session_tokens, session_tokens_bytes(pool->domain, pool->slab->n_layers));
 	kv_sequence_slab_destroy(pool->slab);
 	kv_free(pool->layer_tokens);
 	kv_free(pool);

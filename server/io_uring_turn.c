@@ -264,7 +264,8 @@ static void handle(struct uring_io *io, const struct io_uring_cqe *cqe, struct s
 	case TAG_ACCEPT:
 		accept_done(io, idx, cqe, out);
 		return;
-	case TAG_WATCH_POLL: /* only when the poll failed; most kernels then keep quiet about the read behind it */
+	case TAG_WATCH_POLL: /* only when the poll failed; most kernels then keep quiet about the read behind
+				it */
 	case TAG_WATCH:
 		watch_done(io, idx, cqe->res, out);
 		return;

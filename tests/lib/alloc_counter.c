@@ -1,6 +1,7 @@
 /*
- * Preloaded into tqkvd by a test: counts heap calls of the data path, that is of the loop thread (the process's first)
- * and of the backend's workers ("tqkv-cpu-..."). The count is the first 8 bytes of the file $TQKV_ALLOC_COUNTER.
+ * Preloaded into tqkvd by a test: counts heap calls of the data path, that is of the loop thread (the
+ * process's first) and of the backend's workers ("tqkv-cpu-..."). The count is the first 8 bytes of the file
+ * $TQKV_ALLOC_COUNTER.
  */
 #include <fcntl.h>
 #include <stdatomic.h>

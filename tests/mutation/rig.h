@@ -9,8 +9,8 @@
 #ifndef TESTS_MUTATION_RIG_H
 #define TESTS_MUTATION_RIG_H
 
-#include "server/internal.h"
 #include "proto/crc32c.h"
+#include "server/internal.h"
 #include "tests/mutation/memory_io.h"
 
 #define RIG_FRAME_BYTES 65536u

@@ -136,8 +136,6 @@ static void malformed_frames_are_refused(void)
 
 	CHECK(reply->header.status == KV_OK && memcmp(reply->body + 64, "hello\0\0\0", 9) == 0);
 	/* Larger than any frame: told from the header alone, and closed. */
-	frame = rig_plain(KVP_OP_APPEND, session);
-	frame.header.body_bytes = 0;
 	kvp_header_encode(&(struct kvp_header){ .opcode = KVP_OP_APPEND,
 				  .request_id = 1,
 				  .session = session,

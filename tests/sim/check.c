@@ -132,8 +132,8 @@ static void check_inflight(const struct srv_server *server)
 		SIM_CHECK(conn->n_inflight <= server->options->inflight_requests_max,
 			"conn %llu has %u requests in flight", (unsigned long long)conn->id,
 			conn->n_inflight);
-		SIM_CHECK(conn->n_inflight <= 1 ||
-				conn->inflight_bytes <= server->options->inflight_bytes_max,
+		SIM_CHECK(
+			conn->n_inflight <= 1 || conn->inflight_bytes <= server->options->inflight_bytes_max,
 			"conn %llu has %llu bytes in flight", (unsigned long long)conn->id,
 			(unsigned long long)conn->inflight_bytes);
 	}
@@ -164,8 +164,7 @@ static void check_leases(struct sim_world *world)
 	uint32_t slot = 0;
 
 	for (struct kv_session *session; (session = kv_session_next(world->server->domain, &slot));)
-		SIM_CHECK(session->n_outstanding > 0 ||
-				session->lease_end_ns + 20 * KV_NS_PER_MS > now_ns ||
+		SIM_CHECK(session->n_outstanding > 0 || session->lease_end_ns + 20 * KV_NS_PER_MS > now_ns ||
 				srv_server_wait_ns(world->server) == 0,
 			"a lease ended %llu ns ago and nobody noticed",
 			(unsigned long long)(now_ns - session->lease_end_ns));
@@ -217,7 +216,8 @@ void sim_world_check_empty(struct sim_world *world)
 	struct srv_server *server = world->server;
 
 	SIM_CHECK(server->n_conns == 0, "%u connections are left", server->n_conns);
-	SIM_CHECK(sim_net_n_open(world->net) == 0, "%u connections were not closed", sim_net_n_open(world->net));
+	SIM_CHECK(sim_net_n_open(world->net) == 0, "%u connections were not closed",
+		sim_net_n_open(world->net));
 	SIM_CHECK(sim_net_n_ahead_out(world->net) == 0, "%u read-ahead buffers are out",
 		sim_net_n_ahead_out(world->net));
 	SIM_CHECK(server->n_replies_used == 0, "%u reply buffers are out", server->n_replies_used);
@@ -234,6 +234,7 @@ void sim_world_check_empty(struct sim_world *world)
 			counts->n_total, counts->n_reserved);
 		SIM_CHECK(pool->n_sequences == 0 && pool->n_zombies == 0, "pool %s: sequences are left",
 			pool->spec->name);
-		SIM_CHECK(pool->tables.n_chunks_used == 0, "pool %s: table chunks are left", pool->spec->name);
+		SIM_CHECK(
+			pool->tables.n_chunks_used == 0, "pool %s: table chunks are left", pool->spec->name);
 	}
 }

@@ -155,8 +155,8 @@ static bool is_held_back(struct sim_peer *peer)
 
 	if (peer->wakes_ns > now_ns)
 		return true;
-	SIM_CHECK(!peer->must_end, "peer %u %s, and nobody ends its connection", peer->peer_idx,
-		peer->may_end);
+	SIM_CHECK(
+		!peer->must_end, "peer %u %s, and nobody ends its connection", peer->peer_idx, peer->may_end);
 	sim_client_wake(peer);
 	if (peer->may_end && peer->is_hello_done && chance(peer, 50))
 		sim_peer_reset(peer);

@@ -139,9 +139,9 @@ static uint32_t under_way(const struct sim_peer *peer, uint64_t handle, uint64_t
 	for (uint32_t i = 0; i < peer->n_pending; i++) {
 		const struct sim_request *request = peer->pending[i];
 
-		if (request->session != handle || request->planned_seq != 0 || request->flaw != SIM_FLAW_NONE ||
-			!sim_request_is_rows(request) || layer < request->layer_first ||
-			layer >= request->layer_first + request->n_layers)
+		if (request->session != handle || request->planned_seq != 0 ||
+			request->flaw != SIM_FLAW_NONE || !sim_request_is_rows(request) ||
+			layer < request->layer_first || layer >= request->layer_first + request->n_layers)
 			continue;
 		for (uint32_t k = 0; k < request->n_items; k++) {
 			if (request->items[k].sequence == sequence)
@@ -270,7 +270,8 @@ static void ask_rows(struct sim_peer *peer, uint16_t opcode, const struct sim_se
 		add_item(peer, request, session, sequence);
 		do
 			sequence++;
-		while (chance(peer, 600) && opcode == KVP_OP_DECODE && !sim_model_sequence(session, sequence));
+		while (chance(peer, 600) && opcode == KVP_OP_DECODE &&
+			!sim_model_sequence(session, sequence));
 		if (sim_request_bytes(request) > config->frame_bytes_max)
 			break;
 	}
@@ -321,8 +322,7 @@ static void ask_items(struct sim_peer *peer, uint16_t opcode, const struct sim_s
 	for (uint32_t i = 0; i < request->n_items; i++) {
 		request->items[i].sequence = sequence;
 		if (opcode == KVP_OP_TRUNCATE)
-			request->items[i].position =
-				below(peer, length_of(peer, session, sequence, 0) + 3);
+			request->items[i].position = below(peer, length_of(peer, session, sequence, 0) + 3);
 		sequence += 1 + below(peer, 3);
 	}
 	send(peer, request);

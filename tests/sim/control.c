@@ -22,8 +22,7 @@ static void check_sessions(const struct sim_world *world, const struct srv_contr
 				strcmp(row->name, session->name) == 0,
 			"a session is listed with other values");
 	}
-	SIM_CHECK(control->cursor > 0 || control->cursor_next > 0 ||
-			control->n_rows == world->model.n_open,
+	SIM_CHECK(control->cursor > 0 || control->cursor_next > 0 || control->n_rows == world->model.n_open,
 		"%u sessions are listed, %u are open", control->n_rows, world->model.n_open);
 }
 
@@ -37,8 +36,9 @@ static void check_session(const struct sim_world *world, const struct srv_contro
 		const struct srv_sequence_row *row = &control->rows.sequences[i];
 		const struct sim_sequence *sequence = sim_model_sequence(session, row->id);
 
-		SIM_CHECK(sequence && row->length_min == sim_sequence_least(sequence, 0,
-							session->pool->spec->n_layers, false),
+		SIM_CHECK(sequence &&
+				row->length_min ==
+					sim_sequence_least(sequence, 0, session->pool->spec->n_layers, false),
 			"a sequence is listed with another length");
 	}
 }
@@ -119,7 +119,8 @@ static struct kv_pool_spec *extra_spec(const struct sim_world *world)
 	json_t *json = NULL;
 
 	snprintf(text, sizeof(text),
-		"name=%s,layers=%u,q_heads=%u,kv_heads=%u,k_head_dim=%u,v_head_dim=%u,k=%s,v=%s,block_size=%u,"
+		"name=%s,layers=%u,q_heads=%u,kv_heads=%u,k_head_dim=%u,v_head_dim=%u,k=%s,v=%s,block_size=%"
+		"u,"
 		"blocks=%u,tokens_max=%u",
 		sim_pool_name(SIM_POOLS_MAX), pool->n_layers, pool->q_heads, pool->kv_heads, pool->k_head_dim,
 		pool->v_head_dim, pool->k, pool->v, pool->block_size, pool->n_blocks, pool->tokens_max);

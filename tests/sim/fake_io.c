@@ -16,7 +16,7 @@ static struct sim_net *net_of(struct kv_io *io)
 static void check_usable(const struct kv_io_conn *conn, const char *what)
 {
 	SIM_CHECK(conn->phase == OPEN, "%s on a connection that is %s", what,
-		conn->phase == WAITS           ? "not accepted"
+		conn->phase == WAITS             ? "not accepted"
 			: conn->phase == CLOSING ? "closing"
 						 : "closed");
 }

@@ -29,7 +29,8 @@ struct sim_net *sim_net_create(const struct sim_net_options *options, struct sim
 /* Checks that the server gave everything back when is_clean; otherwise only frees. */
 void sim_net_destroy(struct sim_net *net, bool is_clean);
 struct kv_io *sim_net_io(struct sim_net *net);
-/* One watched descriptor is the backend's: due_ns() says when it becomes readable, clear() that it was read. */
+/* One watched descriptor is the backend's: due_ns() says when it becomes readable, clear() that it was read.
+ */
 struct sim_net_watch {
 	uint64_t (*due_ns)(void *user);
 	void (*clear)(void *user);

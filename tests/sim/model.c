@@ -251,8 +251,8 @@ void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t n
 
 /* ---- sequences ---- */
 
-void sim_model_truncated(
-	struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length, enum kv_status status)
+void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length,
+	enum kv_status status)
 {
 	struct sim_session *session = open_session(model, handle);
 	struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
@@ -362,7 +362,8 @@ void sim_model_compare(const struct sim_model *model, struct kv_domain *domain)
 			for (uint32_t l = 0; l < session->pool->spec->n_layers; l++)
 				SIM_CHECK(found->planned[l] == sequence->layers[l].planned &&
 						found->committed[l] == sequence->layers[l].committed,
-					"sequence %llu has lengths %u and %u on layer %u, the model %u and %u",
+					"sequence %llu has lengths %u and %u on layer %u, the model %u and "
+					"%u",
 					(unsigned long long)sequence->id, found->planned[l],
 					found->committed[l], l, sequence->layers[l].planned,
 					sequence->layers[l].committed);

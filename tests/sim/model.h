@@ -24,7 +24,8 @@ struct sim_sequence {
 	uint64_t id;
 	uint64_t epoch; /* how often it fell back */
 	uint32_t n_pending;
-	bool is_evictable, is_orphan; /* orphan: freed, or its session is closed; only pending items know it */
+	bool is_evictable,
+		is_orphan; /* orphan: freed, or its session is closed; only pending items know it */
 	struct sim_layer layers[SIM_LAYERS_MAX];
 };
 
@@ -49,7 +50,8 @@ struct sim_tell_row {
 	uint32_t lengths[SIM_LAYERS_MAX];
 };
 
-/* What a control operation did, in order per connection: OPEN, ATTACH, CLOSE, TELL; an item of TRUNCATE or FREE. */
+/* What a control operation did, in order per connection: OPEN, ATTACH, CLOSE, TELL; an item of TRUNCATE or
+ * FREE. */
 struct sim_control {
 	struct sim_control *next;
 	uint64_t owner_id;
@@ -107,10 +109,9 @@ void sim_model_attached(struct sim_model *model, const char *name, uint32_t name
 	uint64_t owner_id, enum kv_status status, const struct kv_session *real, uint64_t now_ns);
 void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired, uint64_t now_ns);
 void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t now_ns);
-void sim_model_truncated(
-	struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length, enum kv_status status);
-void sim_model_freed(
-	struct sim_model *model, uint64_t handle, uint64_t sequence_id, enum kv_status status);
+void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length,
+	enum kv_status status);
+void sim_model_freed(struct sim_model *model, uint64_t handle, uint64_t sequence_id, enum kv_status status);
 void sim_model_told(struct sim_model *model, uint64_t handle, uint64_t from, uint32_t n_max);
 
 /* Compares every open session with the server's own numbers. */

@@ -171,7 +171,8 @@ void sim_model_planned(struct sim_session *session, const struct sim_request *re
 
 /* ---- finishing ---- */
 
-static void commit(struct sim_sequence *sequence, const struct sim_request *request, const struct sim_item *item)
+static void commit(
+	struct sim_sequence *sequence, const struct sim_request *request, const struct sim_item *item)
 {
 	for (uint32_t l = request->layer_first; l < request->layer_first + request->n_layers; l++) {
 		struct sim_layer *layer = &sequence->layers[l];

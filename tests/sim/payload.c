@@ -138,8 +138,8 @@ void sim_attention_expect(const struct sim_attention *attention, uint8_t *out, f
 			.out_is_rotated = attention->out_is_rotated,
 		};
 
-		kv_attention_rows(&input, &options, &scratch,
-			values + (size_t)h * n_group * spec->v_head_dim, lse + (size_t)h * n_group);
+		kv_attention_rows(&input, &options, &scratch, values + (size_t)h * n_group * spec->v_head_dim,
+			lse + (size_t)h * n_group);
 		free(k);
 		free(v);
 	}

@@ -1,9 +1,9 @@
 /*
  * Payload: rows and queries that follow from a number, and what becomes of them.
  *
- * A token is known by its row id: a counter and, in the low bits, the dtypes that its K and V rows were sent in
- * (which round them). So a model keeps one number per token and layer, and any byte that the server gives back
- * can be computed again.
+ * A token is known by its row id: a counter and, in the low bits, the dtypes that its K and V rows were sent
+ * in (which round them). So a model keeps one number per token and layer, and any byte that the server gives
+ * back can be computed again.
  */
 #ifndef TESTS_SIM_PAYLOAD_H
 #define TESTS_SIM_PAYLOAD_H
@@ -19,8 +19,7 @@ static inline uint32_t sim_row_id(uint32_t counter, enum kv_dtype k_dtype, enum 
 }
 
 /* The row as floats, rounded to its dtype. dim <= KV_HEAD_DIM_MAX. */
-void sim_row_values(
-	uint32_t row_id, uint32_t layer, bool is_v, uint32_t head, uint32_t dim, float *out);
+void sim_row_values(uint32_t row_id, uint32_t layer, bool is_v, uint32_t head, uint32_t dim, float *out);
 /* A query row of all heads: [q_heads, k_head_dim], rounded to dtype. */
 void sim_query_values(const struct kv_pool_spec *spec, uint32_t query_id, enum kv_dtype dtype, float *out);
 

@@ -95,8 +95,8 @@ void sim_peer_planned(struct sim_request *request)
 		(unsigned long long)request->id);
 	if (request->conn_serial != peer->conn_serial)
 		return;
-	SIM_CHECK(request->order > peer->planned_last, "request %llu is planned behind one that was sent later",
-		(unsigned long long)request->id);
+	SIM_CHECK(request->order > peer->planned_last,
+		"request %llu is planned behind one that was sent later", (unsigned long long)request->id);
 	peer->planned_last = request->order;
 }
 
@@ -109,8 +109,8 @@ static struct sim_request *take_pending(struct sim_peer *peer, const struct kvp_
 
 	while (i < peer->n_pending) {
 		const struct sim_request *request = peer->pending[i];
-		const bool has_no_id = request->flaw == SIM_FLAW_MAGIC ||
-			request->flaw == SIM_FLAW_VERSION || request->flaw == SIM_FLAW_HEADER_CRC;
+		const bool has_no_id = request->flaw == SIM_FLAW_MAGIC || request->flaw == SIM_FLAW_VERSION ||
+			request->flaw == SIM_FLAW_HEADER_CRC;
 
 		if (request->id == header->request_id || (has_no_id && header->request_id == 0))
 			break;
@@ -122,15 +122,14 @@ static struct sim_request *take_pending(struct sim_peer *peer, const struct kvp_
 		sim_fail("peer %u: an answer (%s, %s) to request %llu, which %s", peer->peer_idx,
 			kvp_opcode_name(header->opcode), kv_status_name(header->status),
 			(unsigned long long)header->request_id,
-			!known                  ? "was never sent"
+			!known                      ? "was never sent"
 				: known->is_replied ? "was answered before"
 						    : "belongs to another connection");
 	}
 	struct sim_request *request = peer->pending[i];
 
 	peer->n_pending--;
-	memmove(&peer->pending[i], &peer->pending[i + 1],
-		(peer->n_pending - i) * sizeof(peer->pending[0]));
+	memmove(&peer->pending[i], &peer->pending[i + 1], (peer->n_pending - i) * sizeof(peer->pending[0]));
 	return request;
 }
 
@@ -202,7 +201,8 @@ static void check_end(struct sim_peer *peer)
 
 	SIM_CHECK(may_end(peer) || peer->is_half_closed, "peer %u: its connection ends without a reason",
 		peer->peer_idx);
-	SIM_CHECK(!is_clean || peer->in.n == 0, "peer %u: its connection ends inside a frame", peer->peer_idx);
+	SIM_CHECK(
+		!is_clean || peer->in.n == 0, "peer %u: its connection ends inside a frame", peer->peer_idx);
 	SIM_CHECK(!is_clean || peer->n_pending == 0,
 		"peer %u: half-closed behind its last frame, and %u requests stay unanswered, first %llu",
 		peer->peer_idx, peer->n_pending, (unsigned long long)peer->pending[0]->id);

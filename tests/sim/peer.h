@@ -16,21 +16,21 @@ struct sim_peer {
 	struct kv_io_peer address;
 	struct kv_io_conn *conn; /* NULL: not connected */
 	uint64_t conn_serial, conn_id, connected_ns;
-	struct sim_bytes in;     /* received and not taken apart yet */
+	struct sim_bytes in; /* received and not taken apart yet */
 	struct sim_request *pending[SIM_PENDING_MAX];
 	uint32_t n_pending;
 	uint64_t planned_last; /* order of the last request that was planned */
 	bool is_hello_sent, is_hello_done, is_half_closed, is_deaf; /* deaf: does not read */
-	const char *may_end;     /* why the server may end the connection; NULL: it may not */
-	bool must_end;           /* it has to, before wakes_ns */
+	const char *may_end; /* why the server may end the connection; NULL: it may not */
+	bool must_end;       /* it has to, before wakes_ns */
 	uint64_t boot_id;
 	bool wants_goaway, has_goaway; /* wants: it was there when draining began */
-	enum sim_net_end end; /* of the last connection */
+	enum sim_net_end end;          /* of the last connection */
 	/* what the random client does */
 	uint64_t sessions[SIM_OWNED_MAX]; /* handles that it thinks it owns */
 	uint32_t n_sessions;
 	uint64_t next_ns, wakes_ns;
-	bool is_full; /* as many requests pending as it may have */
+	bool is_full;            /* as many requests pending as it may have */
 	struct sim_bytes unsent; /* the rest of a frame that is being stalled */
 	uint64_t unsent_pos;
 	/* the last reply, for scripts */

@@ -11,7 +11,7 @@
 
 struct sim_world *sim_world_now;
 
-#define WRAPPED(type, name, ...)    \
+#define WRAPPED(type, name, ...)         \
 	type __real_##name(__VA_ARGS__); \
 	type __wrap_##name(__VA_ARGS__); \
 	type __wrap_##name(__VA_ARGS__)
@@ -25,7 +25,8 @@ static bool is_watched(const struct kv_domain *domain)
 }
 
 /* The request that an item of the server belongs to. */
-static struct srv_request *slot_of(const struct sim_world *world, const struct kv_item *item, uint32_t *item_idx)
+static struct srv_request *slot_of(
+	const struct sim_world *world, const struct kv_item *item, uint32_t *item_idx)
 {
 	for (uint32_t c = 0; c < 2; c++) {
 		const struct srv_slots *slots = &world->server->slots[c];
@@ -64,8 +65,10 @@ static void begin_plan(struct sim_world *world, struct sim_request *request, con
 	SIM_CHECK(session->owner_id == slot->conn->id, "request %llu is planned for another connection",
 		(unsigned long long)request->id);
 	/* A READ may still carry rows away. */
-	SIM_CHECK(world->drain_ns == 0 || request->sent_ns <= world->drain_ns || !sim_request_is_rows(request),
-		"request %llu was sent after draining began, and is planned", (unsigned long long)request->id);
+	SIM_CHECK(
+		world->drain_ns == 0 || request->sent_ns <= world->drain_ns || !sim_request_is_rows(request),
+		"request %llu was sent after draining began, and is planned",
+		(unsigned long long)request->id);
 	request->planned_seq = ++world->model.seq;
 	request->planned_ns = world->server->now_ns;
 	sim_peer_planned(request);
@@ -215,13 +218,13 @@ WRAPPED(void, kv_session_owner_lost, struct kv_domain *domain, uint64_t owner_id
 
 /* ---- sequences ---- */
 
-WRAPPED(enum kv_status, kv_sequence_truncate, struct kv_session *session, uint64_t sequence_id, uint32_t length)
+WRAPPED(enum kv_status, kv_sequence_truncate, struct kv_session *session, uint64_t sequence_id,
+	uint32_t length)
 {
 	const enum kv_status status = __real_kv_sequence_truncate(session, sequence_id, length);
 
 	if (is_watched(session->pool->domain))
-		sim_model_truncated(
-			&sim_world_now->model, session->handle, sequence_id, length, status);
+		sim_model_truncated(&sim_world_now->model, session->handle, sequence_id, length, status);
 	return status;
 }
 
@@ -379,13 +382,13 @@ static void item_submitted(const struct kv_batch *batch, const struct srv_entry 
 {
 	(void)batch;
 	(void)is_refused;
-	SIM_CHECK(item->n_submitted++ == 0, "request %llu is submitted twice", (unsigned long long)request->id);
+	SIM_CHECK(
+		item->n_submitted++ == 0, "request %llu is submitted twice", (unsigned long long)request->id);
 	SIM_CHECK(item->planned_on, "request %llu is submitted without being planned",
 		(unsigned long long)request->id);
 	/* The deadline counts from the header; what is sealed in part goes on. */
 	SIM_CHECK(request->deadline_us == 0 ||
-			entry->request->sealed_ns <
-				request->planned_ns + request->deadline_us * KV_NS_PER_US,
+			entry->request->sealed_ns < request->planned_ns + request->deadline_us * KV_NS_PER_US,
 		"request %llu is worked on behind its deadline", (unsigned long long)request->id);
 }
 

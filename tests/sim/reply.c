@@ -229,8 +229,7 @@ static void check_tell(struct sim_peer *peer, const struct sim_request *request,
 		const struct sim_tell_row *row = &control->rows[i];
 		struct kvp_tell_item item;
 
-		kvp_tell_item_decode(
-			body + header->op_bytes + i * KVP_ITEM_BYTES, header->item_bytes, &item);
+		kvp_tell_item_decode(body + header->op_bytes + i * KVP_ITEM_BYTES, header->item_bytes, &item);
 		CHECK(item.sequence == row->sequence && item.length_min == row->length_min &&
 				item.length_max == row->length_max && item.n_blocks >= row->n_blocks &&
 				item.n_shared_blocks == 0 && item.state == KVP_STATE_RESIDENT &&
@@ -257,10 +256,9 @@ static void check_items(struct sim_peer *peer, const struct sim_request *request
 
 		kvp_rows_reply_item_decode(
 			body + header->op_bytes + i * KVP_ITEM_BYTES, header->item_bytes, &item);
-		CHECK(control->sequence == request->items[i].sequence &&
-				item.sequence == control->sequence && item.status == control->status &&
-				item.length == control->length && item.layer == KVP_NO_LAYER &&
-				item.row == KVP_NO_ROW,
+		CHECK(control->sequence == request->items[i].sequence && item.sequence == control->sequence &&
+				item.status == control->status && item.length == control->length &&
+				item.layer == KVP_NO_LAYER && item.row == KVP_NO_ROW,
 			"an item's answer");
 		n_ok += item.status == KV_OK;
 		sim_control_free(control);
@@ -292,9 +290,8 @@ static void check_cancel(struct sim_peer *peer, const struct sim_request *reques
 static void check_pool_info(struct sim_peer *peer, const struct sim_request *request,
 	const struct kvp_header *header, const uint8_t *body)
 {
-	struct kv_pool *pool =
-		kv_domain_pool_by_name(peer->world->server->domain, request->pool_name,
-			(uint32_t)strlen(request->pool_name));
+	struct kv_pool *pool = kv_domain_pool_by_name(
+		peer->world->server->domain, request->pool_name, (uint32_t)strlen(request->pool_name));
 	struct kvp_pool_info_reply reply;
 
 	if (header->status == KV_NOT_FOUND) {

@@ -30,7 +30,8 @@ static void check_side(const struct sim_request *request, bool is_v, const uint8
 	}
 }
 
-static void check_read(const struct sim_request *request, const struct kvp_header *header, const uint8_t *body)
+static void check_read(
+	const struct sim_request *request, const struct kvp_header *header, const uint8_t *body)
 {
 	const struct sim_item *item = &request->items[0];
 	const uint8_t *payload = body + kvp_payload_start(header->op_bytes, 0, 0);
@@ -41,8 +42,7 @@ static void check_read(const struct sim_request *request, const struct kvp_heade
 	CHECK(reply.sequence == item->sequence && reply.layer_first == request->layer_first &&
 			reply.n_layers == request->n_layers && reply.position == item->position &&
 			reply.n_tokens == item->n_tokens && reply.k_dtype == request->k_dtype &&
-			reply.v_dtype == request->v_dtype &&
-			reply.fingerprint == request->spec->fingerprint,
+			reply.v_dtype == request->v_dtype && reply.fingerprint == request->spec->fingerprint,
 		"READ says that it did something else");
 	CHECK((reply.k_off == KVP_ABSENT) == (request->k_dtype == KV_DTYPE_NONE) &&
 			(reply.v_off == KVP_ABSENT) == (request->v_dtype == KV_DTYPE_NONE),
@@ -62,8 +62,8 @@ static bool is_zero(const uint8_t *bytes, uint64_t n)
 	return n == 0;
 }
 
-static void check_output(const struct sim_request *request, uint32_t item_idx, const uint8_t *out,
-	const float *lse)
+static void check_output(
+	const struct sim_request *request, uint32_t item_idx, const uint8_t *out, const float *lse)
 {
 	const struct sim_item *item = &request->items[item_idx];
 	const struct kv_pool_spec *spec = request->spec;
@@ -142,7 +142,8 @@ static void check_item(const struct sim_request *request, const struct sim_item 
 		"retry_after_ms where trying again does not help, or none where it does");
 }
 
-static void check_rows(const struct sim_request *request, const struct kvp_header *header, const uint8_t *body)
+static void check_rows(
+	const struct sim_request *request, const struct kvp_header *header, const uint8_t *body)
 {
 	struct kvp_rows_reply reply;
 	uint32_t n_ok = 0;
@@ -164,7 +165,8 @@ static void check_rows(const struct sim_request *request, const struct kvp_heade
 	else
 		CHECK(reply.out_off == KVP_ABSENT && reply.lse_off == KVP_ABSENT, "an APPEND with output");
 	if (!(request->flags & KVP_FLAG_TIMINGS))
-		CHECK(reply.recv_us == 0 && reply.queue_us == 0 && reply.kernel_us == 0 && reply.total_us == 0,
+		CHECK(reply.recv_us == 0 && reply.queue_us == 0 && reply.kernel_us == 0 &&
+				reply.total_us == 0,
 			"timings that nobody asked for");
 	else if (n_ok > 0)
 		CHECK(reply.kernel_us > 0 && reply.total_us >= reply.queue_us, "no timings");

@@ -246,14 +246,13 @@ static void put_op(const struct sim_request *request, const struct layout *layou
 		kvp_cancel_req_encode(&(struct kvp_cancel_req){ .request_id = request->cancel_id }, out);
 		break;
 	case KVP_OP_READ:
-		kvp_read_req_encode(
-			&(struct kvp_read_req){ .sequence = request->items[0].sequence,
-				.layer_first = request->layer_first,
-				.n_layers = request->n_layers,
-				.position = request->items[0].position,
-				.n_tokens = request->items[0].n_tokens,
-				.k_dtype = (uint8_t)request->k_dtype,
-				.v_dtype = (uint8_t)request->v_dtype },
+		kvp_read_req_encode(&(struct kvp_read_req){ .sequence = request->items[0].sequence,
+					    .layer_first = request->layer_first,
+					    .n_layers = request->n_layers,
+					    .position = request->items[0].position,
+					    .n_tokens = request->items[0].n_tokens,
+					    .k_dtype = (uint8_t)request->k_dtype,
+					    .v_dtype = (uint8_t)request->v_dtype },
 			out);
 		break;
 	default:
@@ -269,13 +268,12 @@ static void put_items(const struct sim_request *request, const struct layout *la
 		const struct sim_item *item = &request->items[i];
 		const bool is_same = request->flaw == SIM_FLAW_DUPLICATE && i > 0;
 
-		kvp_rows_item_encode(
-			&(struct kvp_rows_item){
-				.sequence = is_same ? request->items[0].sequence : item->sequence,
-				.position = item->position,
-				.n_tokens = item->n_tokens,
-				.q_len = item->q_len,
-				.flags = item->flags },
+		kvp_rows_item_encode(&(struct kvp_rows_item){ .sequence = is_same ? request->items[0].sequence
+										  : item->sequence,
+					     .position = item->position,
+					     .n_tokens = item->n_tokens,
+					     .q_len = item->q_len,
+					     .flags = item->flags },
 			out);
 	}
 }
@@ -294,8 +292,8 @@ static void put_side(const struct sim_request *request, bool is_v, enum kv_dtype
 
 			for (uint32_t n = 0; n < item->n_tokens * spec->kv_heads; n++) {
 				const uint32_t t = n / spec->kv_heads, layer = request->layer_first + l;
-				const uint32_t row_id = sim_row_id(
-					item->row_counter + t, request->k_dtype, request->v_dtype);
+				const uint32_t row_id =
+					sim_row_id(item->row_counter + t, request->k_dtype, request->v_dtype);
 
 				sim_row_values(row_id, layer, is_v, n % spec->kv_heads, dim, row);
 				if (item->bad_row == t && item->bad_layer == layer && item->is_bad_v == is_v)
@@ -354,7 +352,8 @@ static void put_payload(const struct sim_request *request, const struct layout *
 
 /* ---- the frame ---- */
 
-static void spoil_header(const struct sim_request *request, struct kvp_header *header, uint64_t frame_bytes_max)
+static void spoil_header(
+	const struct sim_request *request, struct kvp_header *header, uint64_t frame_bytes_max)
 {
 	switch (request->flaw) {
 	case SIM_FLAW_TOO_LARGE:
@@ -399,8 +398,8 @@ void sim_request_encode(const struct sim_request *request, uint64_t frame_bytes_
 		.flags = request->flags,
 		.request_id = request->id,
 		.session = request->session,
-		.body_bytes = kvp_body_bytes(
-			layout.op_bytes, layout.n_items, KVP_ITEM_BYTES, layout.payload_bytes),
+		.body_bytes =
+			kvp_body_bytes(layout.op_bytes, layout.n_items, KVP_ITEM_BYTES, layout.payload_bytes),
 		.op_bytes = layout.op_bytes,
 		.n_items = (uint16_t)layout.n_items,
 		.item_bytes = layout.n_items ? KVP_ITEM_BYTES : 0,

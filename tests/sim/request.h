@@ -47,15 +47,15 @@ struct sim_item {
 	uint64_t sequence;
 	uint32_t position, n_tokens, q_len;
 	uint16_t flags;
-	uint32_t row_counter; /* of its first token */
+	uint32_t row_counter;        /* of its first token */
 	uint32_t bad_layer, bad_row; /* a value that is not finite; KV_ROW_NONE: there is none */
 	bool is_bad_v;
 	/* Seen inside the server. */
 	uint32_t n_planned, n_submitted, n_completed, n_finished;
-	struct kv_result result; /* the backend's */
-	bool is_refused;         /* the result was invented */
-	struct kv_item outcome;  /* after planning refused it, or after it finished */
-	uint64_t epoch;          /* the model's, when planned */
+	struct kv_result result;         /* the backend's */
+	bool is_refused;                 /* the result was invented */
+	struct kv_item outcome;          /* after planning refused it, or after it finished */
+	uint64_t epoch;                  /* the model's, when planned */
 	struct sim_sequence *planned_on; /* the model's */
 	uint32_t *row_ids;               /* what it sees: [n_row_ids], or [n_layers, n_row_ids] for READ */
 	uint32_t n_row_ids;
@@ -71,9 +71,9 @@ struct sim_request {
 	uint64_t session;
 	uint32_t deadline_us;
 	const struct kv_pool_spec *spec; /* the session's pool; NULL where there is none */
-	uint64_t order; /* in which requests were sent */
+	uint64_t order;                  /* in which requests were sent */
 	uint64_t sent_ns, planned_ns;
-	uint64_t planned_seq; /* struct sim_model.seq; 0: never planned */
+	uint64_t planned_seq;     /* struct sim_model.seq; 0: never planned */
 	bool is_replied, is_lost; /* lost: its connection is gone */
 	uint32_t n_cancels;       /* CANCELs sent for it */
 	bool is_dropped;          /* one of them was answered DROPPED */

@@ -109,7 +109,8 @@ static void check_goaway(struct sim_world *world)
 		const uint64_t serial = peer->conn_serial;
 
 		sim_peer_poll(peer);
-		SIM_CHECK(!peer->wants_goaway || peer->has_goaway || !peer->conn || peer->conn_serial != serial,
+		SIM_CHECK(
+			!peer->wants_goaway || peer->has_goaway || !peer->conn || peer->conn_serial != serial,
 			"peer %u was not told GOAWAY", i);
 	}
 }
@@ -120,7 +121,8 @@ static void end_drain(struct sim_world *world, struct sim_seen *seen)
 	for (uint32_t i = 0; i < world->config.n_peers; i++) {
 		struct sim_peer *peer = &world->peers[i];
 
-		peer->wants_goaway = peer->conn && peer->is_hello_done && !peer->is_half_closed && !peer->may_end;
+		peer->wants_goaway =
+			peer->conn && peer->is_hello_done && !peer->is_half_closed && !peer->may_end;
 	}
 	const uint64_t end_ns = world->drain_ns + (world->config.drain_timeout_ms + 2000) * KV_NS_PER_MS;
 
@@ -181,9 +183,9 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 	seen->n_expired += counters->sessions_expired;
 	seen->n_closed_slow += counters->connections_closed_slow;
 	seen->n_slot_waits += counters->slot_waits;
-#define KEEP_LARGER(field)                                                                             \
-	if (maxima->field > seen->maxima.field)                                                        \
-		seen->maxima.field = maxima->field
+#define KEEP_LARGER(field)                      \
+	if (maxima->field > seen->maxima.field) \
+	seen->maxima.field = maxima->field
 	KEEP_LARGER(n_controls);
 	KEEP_LARGER(n_rows);
 	KEEP_LARGER(n_released);

@@ -16,7 +16,8 @@ struct sim_request *sim_script_new(struct sim_peer *peer, uint16_t opcode, uint6
 /* Rows on layers [first, first + n); the default is all layers for APPEND and READ, else layer 0. */
 void sim_script_layers(struct sim_request *request, uint32_t layer_first, uint32_t n_layers);
 /* Adds an item; an append at position 0 creates. Returns its index. */
-uint32_t sim_script_item(struct sim_request *request, uint64_t sequence, uint32_t position, uint32_t n_tokens);
+uint32_t sim_script_item(
+	struct sim_request *request, uint64_t sequence, uint32_t position, uint32_t n_tokens);
 
 void sim_script_send(struct sim_request *request);
 /* Runs until the request is answered, and returns the frame's status; fails after five simulated seconds. */
@@ -25,7 +26,8 @@ enum kv_status sim_script_call(struct sim_request *request);
 /* One item, sent and answered; returns the item's status (or the frame's). */
 enum kv_status sim_script_append(
 	struct sim_peer *peer, uint64_t handle, uint64_t sequence, uint32_t position, uint32_t n_tokens);
-enum kv_status sim_script_decode(struct sim_peer *peer, uint64_t handle, uint64_t sequence, uint32_t position);
+enum kv_status sim_script_decode(
+	struct sim_peer *peer, uint64_t handle, uint64_t sequence, uint32_t position);
 enum kv_status sim_script_close(struct sim_peer *peer, uint64_t handle);
 /* Steps for so much simulated time, whether something is under way or not. */
 void sim_script_pass(struct sim_world *world, uint64_t for_ns);

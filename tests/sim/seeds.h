@@ -1,9 +1,15 @@
 /*
- * Seeds whose runs failed once, each with what it found. They are run first, always.
+ * Seeds whose runs failed once. They are run first, always. What they found has a scenario of its own in
+ * test_found.c.
  */
 #ifndef TESTS_SIM_SEEDS_H
 #define TESTS_SIM_SEEDS_H
 
-#define SIM_OLD_SEEDS 1,
+#define SIM_OLD_SEEDS                                                                                      \
+	22,          /* a hanging device, and a finished batch behind a running one, made the loop spin */ \
+		66,  /* a taken pool name was told as a lack of memory */                                  \
+		156, /* closed inside op structs: the read-ahead buffer was lost */                        \
+		202842, /* HELLO waited for a reply buffer, and was late */                                \
+		100305, /* another connection closed the session that a parked one waited for */
 
 #endif

@@ -94,8 +94,8 @@ static void run_seed(uint64_t seed, uint32_t n_turns, struct sim_seen *seen)
 }
 
 /* Runs seeds[first..n) in a child; returns the index of the one that failed, or n. */
-static uint64_t run_some(const struct arguments *arguments, const uint64_t seeds[], uint64_t first, uint64_t n,
-	struct progress *progress)
+static uint64_t run_some(const struct arguments *arguments, const uint64_t seeds[], uint64_t first,
+	uint64_t n, struct progress *progress)
 {
 	volatile uint64_t *at = &progress->seed;
 	int wait_status = 0;
@@ -117,8 +117,8 @@ static uint64_t run_some(const struct arguments *arguments, const uint64_t seeds
 	return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0 ? n : *at;
 }
 
-static uint32_t run_all(const struct arguments *arguments, const char *name, const uint64_t seeds[], uint64_t n,
-	struct progress *progress)
+static uint32_t run_all(const struct arguments *arguments, const char *name, const uint64_t seeds[],
+	uint64_t n, struct progress *progress)
 {
 	uint32_t n_failed = 0;
 
@@ -128,8 +128,7 @@ static uint32_t run_all(const struct arguments *arguments, const char *name, con
 			break;
 		n_failed++;
 		printf("FAILED: seed %" PRIu64 "; repeat it with: %s --direct --seed %" PRIu64,
-			seeds ? seeds[i] : arguments->seed + i, name,
-			seeds ? seeds[i] : arguments->seed + i);
+			seeds ? seeds[i] : arguments->seed + i, name, seeds ? seeds[i] : arguments->seed + i);
 		if (arguments->n_turns > 0)
 			printf(" --turns %u", arguments->n_turns);
 		printf("\n");
@@ -148,7 +147,8 @@ static void print_seen(const struct sim_seen *seen)
 	printf("\n%" PRIu64 " devices lost, %" PRIu64 " drained, %" PRIu64 " sessions expired, %" PRIu64
 	       " connections closed for slowness, %" PRIu64 " waits for slots\n",
 		seen->n_lost, seen->n_drained, seen->n_expired, seen->n_closed_slow, seen->n_slot_waits);
-	printf("in one turn at most: %u control requests, %u rows in one, %u blocks released, %u batches of a "
+	printf("in one turn at most: %u control requests, %u rows in one, %u blocks released, %u batches of "
+	       "a "
 	       "pool sealed, %u of a pool in flight\n",
 		seen->maxima.n_controls, seen->maxima.n_rows, seen->maxima.n_released,
 		seen->maxima.n_batches_begun, seen->maxima.n_in_flight);
@@ -162,8 +162,8 @@ int main(int argc, char **argv)
 
 	if (!parse(&arguments, argc, argv))
 		return usage(argv[0]);
-	struct progress *progress = mmap(
-		NULL, sizeof(*progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct progress *progress =
+		mmap(NULL, sizeof(*progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	if (progress == MAP_FAILED) {
 		perror("sim");
@@ -179,7 +179,8 @@ int main(int argc, char **argv)
 		n_failed += run_all(&arguments, argv[0], NULL, arguments.n_runs, progress);
 	}
 	print_seen(&progress->seen);
-	printf("%" PRIu64 " runs from seed %" PRIu64 ", %u failed\n", arguments.n_runs, arguments.seed, n_failed);
+	printf("%" PRIu64 " runs from seed %" PRIu64 ", %u failed\n", arguments.n_runs, arguments.seed,
+		n_failed);
 	munmap(progress, sizeof(*progress));
 	return n_failed == 0 ? 0 : 1;
 }

@@ -64,7 +64,8 @@ START_TEST(test_closing_under_a_running_append_hurts_nobody)
 }
 END_TEST
 
-/* L2: who stalls inside a large payload is disconnected after io_timeout_ms, and everything it held comes back. */
+/* L2: who stalls inside a large payload is disconnected after io_timeout_ms, and everything it held comes
+ * back. */
 START_TEST(test_a_stalled_payload_is_given_up)
 {
 	struct sim_config config = sim_config_plain(2);
@@ -128,7 +129,8 @@ START_TEST(test_cancelling_a_waiting_request_drops_it)
 END_TEST
 
 /* Sends the first n_bytes of an APPEND of two sequences on all layers, waits until they are taken, resets. */
-static void append_and_reset(struct sim_peer *peer, uint64_t handle, uint64_t n_bytes, const uint32_t lengths[2])
+static void append_and_reset(
+	struct sim_peer *peer, uint64_t handle, uint64_t n_bytes, const uint32_t lengths[2])
 {
 	struct sim_request *request = sim_script_new(peer, KVP_OP_APPEND, handle);
 
@@ -187,8 +189,8 @@ END_TEST
 START_TEST(test_handles_of_an_earlier_start_are_refused)
 {
 	struct sim_config config = sim_config_plain(5);
-	static const uint16_t opcodes[] = { KVP_OP_APPEND, KVP_OP_DECODE, KVP_OP_READ, KVP_OP_TELL, KVP_OP_CLOSE,
-		KVP_OP_PING };
+	static const uint16_t opcodes[] = { KVP_OP_APPEND, KVP_OP_DECODE, KVP_OP_READ, KVP_OP_TELL,
+		KVP_OP_CLOSE, KVP_OP_PING };
 
 	sim_world_init(&world, &config);
 	struct sim_peer *peer = sim_script_connect(&world, 0);
@@ -204,8 +206,7 @@ START_TEST(test_handles_of_an_earlier_start_are_refused)
 	ck_assert(sim_peer_connect(peer));
 	struct sim_request *hello = sim_world_request(&world, peer, KVP_OP_HELLO);
 
-	hello->hello =
-		(struct kvp_hello_req){ .proto_min = 1, .proto_max = 1, .boot_id_seen = old_boot_id };
+	hello->hello = (struct kvp_hello_req){ .proto_min = 1, .proto_max = 1, .boot_id_seen = old_boot_id };
 	peer->is_hello_sent = true;
 	ck_assert_int_eq(sim_script_call(hello), KV_STALE_EPOCH);
 	ck_assert_uint_ne(peer->boot_id, old_boot_id);
@@ -227,7 +228,8 @@ START_TEST(test_handles_of_an_earlier_start_are_refused)
 }
 END_TEST
 
-/* Simulated time that a client needs for 100 APPEND_DECODEs, beside one that is perhaps killed inside a frame. */
+/* Simulated time that a client needs for 100 APPEND_DECODEs, beside one that is perhaps killed inside a
+ * frame. */
 static uint64_t time_beside_a_victim(bool is_killed)
 {
 	struct sim_config config = sim_config_plain(7);

@@ -14,7 +14,8 @@ static struct sim_world world;
 
 /* ---- the scenario ---- */
 
-/* One client that goes through every operation, one after the other; from the start again when it is cut off. */
+/* One client that goes through every operation, one after the other; from the start again when it is cut off.
+ */
 struct player {
 	struct sim_peer *peer;
 	struct sim_request *request;
@@ -44,7 +45,8 @@ static struct sim_request *open(struct player *player)
 static struct sim_request *next_request(struct player *player)
 {
 	static const uint16_t opcodes[] = { KVP_OP_HELLO, KVP_OP_OPEN, KVP_OP_APPEND, KVP_OP_APPEND_DECODE,
-		KVP_OP_DECODE, KVP_OP_READ, KVP_OP_TRUNCATE, KVP_OP_TELL, KVP_OP_PING, KVP_OP_FREE, KVP_OP_CLOSE };
+		KVP_OP_DECODE, KVP_OP_READ, KVP_OP_TRUNCATE, KVP_OP_TELL, KVP_OP_PING, KVP_OP_FREE,
+		KVP_OP_CLOSE };
 
 	if (player->step == KV_LENGTH(opcodes))
 		return NULL;
@@ -144,7 +146,8 @@ static void end_lost(void)
 	for (uint32_t i = 0; i < N_PLAYERS; i++) {
 		sim_peer_poll(&world.peers[i]);
 		for (uint32_t k = 0; k < world.peers[i].n_pending; k++)
-			ck_assert_msg(world.peers[i].pending[k]->planned_seq == 0, "planned, and never answered");
+			ck_assert_msg(
+				world.peers[i].pending[k]->planned_seq == 0, "planned, and never answered");
 	}
 	sim_world_finish(&world, false);
 }
@@ -172,10 +175,12 @@ START_TEST(test_every_allocation_may_fail_at_start)
 		kv_alloc_fail_after(-1);
 		if (status != KV_OK) {
 			ck_assert_msg(status == KV_NO_MEMORY, "allocation %lld: %s", (long long)k, err.msg);
-			ck_assert_msg(err.msg[0] != '\0', "allocation %lld fails without a word", (long long)k);
+			ck_assert_msg(
+				err.msg[0] != '\0', "allocation %lld fails without a word", (long long)k);
 			ck_assert_ptr_null(world.server);
 		} else {
-			ck_assert_msg(n_used <= (uint64_t)k, "allocation %lld failed unnoticed", (long long)k);
+			ck_assert_msg(
+				n_used <= (uint64_t)k, "allocation %lld failed unnoticed", (long long)k);
 		}
 		sim_world_finish(&world, status == KV_OK);
 		ck_assert_msg(sim_record_n_allocations() == n_before, "allocation %lld: %lld pieces leak",

@@ -66,7 +66,8 @@ START_TEST(test_closing_inside_op_structs_returns_the_read_ahead)
 }
 END_TEST
 
-/* Waiting for a request slot is not the peer's slowness: the rate counts from when its payload is received. */
+/* Waiting for a request slot is not the peer's slowness: the rate counts from when its payload is received.
+ */
 START_TEST(test_a_parked_payload_is_not_slow)
 {
 	struct sim_config config = sim_config_plain(22);
@@ -228,9 +229,10 @@ START_TEST(test_a_taken_pool_name_is_no_lack_of_memory)
 	json_t *json = NULL;
 
 	sim_world_init(&world, &config);
-	ck_assert_int_eq(kv_pool_spec_parse_short("name=p0,layers=4,q_heads=1,kv_heads=1,head_dim=256,k=f32,v=f32,"
-						  "block_size=16,blocks=100000",
-				 &json, &err),
+	ck_assert_int_eq(
+		kv_pool_spec_parse_short("name=p0,layers=4,q_heads=1,kv_heads=1,head_dim=256,k=f32,v=f32,"
+					 "block_size=16,blocks=100000",
+			&json, &err),
 		KV_OK);
 	ck_assert_int_eq(kv_pool_spec_create(json, &spec, &err), KV_OK);
 	json_decref(json);

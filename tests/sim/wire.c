@@ -55,8 +55,8 @@ void sim_wire_write(struct sim_wire *wire, const void *bytes, uint64_t n, uint64
 
 	for (uint32_t i = 0; i < 3 && wire->n_written + 1 < end && sim_chance(rng, 400); i++) {
 		wire->n_written += 1 + sim_rng_next(rng) % (end - wire->n_written - 1);
-		wire->pieces[wire->n_pieces++] = (struct sim_wire_piece){ wire->n_written,
-			next_due(wire, now_ns, delay_ns_max, rng) };
+		wire->pieces[wire->n_pieces++] =
+			(struct sim_wire_piece){ wire->n_written, next_due(wire, now_ns, delay_ns_max, rng) };
 	}
 	wire->n_written = end;
 	wire->pieces[wire->n_pieces++] =

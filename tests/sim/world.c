@@ -233,8 +233,7 @@ struct sim_request *sim_world_request(struct sim_world *world, struct sim_peer *
 
 	if (world->n_requests == world->n_requests_max) {
 		world->n_requests_max = 2 * world->n_requests_max + 64;
-		world->requests =
-			realloc(world->requests, world->n_requests_max * sizeof(*world->requests));
+		world->requests = realloc(world->requests, world->n_requests_max * sizeof(*world->requests));
 	}
 	SIM_CHECK(request && world->requests, "no memory for a request");
 	world->requests[world->n_requests++] = request;
@@ -282,8 +281,8 @@ static void check_spin(struct sim_world *world, bool has_waited, uint64_t n_chan
 		world->server->last_event_ns == world->server->now_ns)
 		world->n_spins = 0;
 	else
-		SIM_CHECK(world->n_spins++ < SPINS_MAX, "the server spins: %u turns without an event or a wait",
-			world->n_spins);
+		SIM_CHECK(world->n_spins++ < SPINS_MAX,
+			"the server spins: %u turns without an event or a wait", world->n_spins);
 }
 
 void sim_world_step(struct sim_world *world, uint64_t max_wait_ns)

@@ -68,12 +68,13 @@ struct sim_world {
 	uint32_t row_counter, query_counter;
 	uint64_t n_changes, n_changes_checked; /* calls that are watched: all, and until the last check */
 	uint32_t n_spins;                      /* turns in a row that did not wait and found nothing to do */
-	bool in_control;  /* the server answers a control request */
+	bool in_control;                       /* the server answers a control request */
 	uint64_t drain_ns;
 	struct sim_turn_counts counts;
 	struct sim_maxima maxima;
 	struct sim_asked *asked; /* [SIM_CONTROLS]; NULL: no control requests */
-	struct kv_pool_spec *specs[SIM_POOLS_MAX + 1]; /* as the pools', but never freed; the last: the extra pool's */
+	struct kv_pool_spec
+		*specs[SIM_POOLS_MAX + 1]; /* as the pools', but never freed; the last: the extra pool's */
 };
 
 /* A control request of the simulation. */
@@ -115,7 +116,8 @@ struct sim_request *sim_world_request(struct sim_world *world, struct sim_peer *
 struct sim_request *sim_world_find(const struct sim_world *world, uint64_t id);
 /* Fresh row counters for n tokens. */
 uint32_t sim_world_rows(struct sim_world *world, uint32_t n_tokens);
-/* Pools 0 to n_pools - 1 are the configuration's; SIM_POOLS_MAX is the one that control requests make and delete. */
+/* Pools 0 to n_pools - 1 are the configuration's; SIM_POOLS_MAX is the one that control requests make and
+ * delete. */
 const char *sim_pool_name(uint32_t idx);
 struct kv_pool *sim_world_pool(const struct sim_world *world, uint32_t idx);
 /* The world's copy of a pool's spec, by the pool's name. */
