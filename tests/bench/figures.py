@@ -37,7 +37,8 @@ def bench_step(io):
         step = json.loads(daemon.ctl("bench", "step", "--json").stdout)
         row(f"step beside echo, p50 of 5 rounds, {io}",
             f"{step['step_p50_ns'] / 1e3:.1f} / {step['echo_p50_ns'] / 1e3:.1f} us", "", "tqkvctl bench step")
-        row(f"  ratio, 1 sequence of {step['context']} tokens", f"{step['ratio_p50']:.2f}", "<= 2.5", "tqkvctl bench step")
+        row(f"  ratio, 1 sequence of {step['context']} tokens", f"{step['ratio_p50']:.2f}", "<= 2.5",
+            "tqkvctl bench step")
         echo = json.loads(daemon.ctl("bench", "echo", "--json").stdout)
         row(f"echo of 4 KiB, {io}", f"{echo['n'] / echo['took_ns'] * 1e9:.0f} / s", "", "tqkvctl bench echo")
 
@@ -50,7 +51,8 @@ def replay(io):
             "tqkvctl replay FILE")
         row("  decode, one request per layer", f"{traffic['decode_rows_per_s']:.0f} rows/s", "", "tqkvctl replay FILE")
         row("  round trip p50 / p99",
-            f"{traffic['round_trip_p50_ns'] / 1e3:.1f} / {traffic['round_trip_p99_ns'] / 1e3:.1f} us", "", "tqkvctl replay FILE")
+            f"{traffic['round_trip_p50_ns'] / 1e3:.1f} / {traffic['round_trip_p99_ns'] / 1e3:.1f} us", "",
+            "tqkvctl replay FILE")
         row("  bytes per token / compression", f"{result['bytes_per_token']:.0f} / {result['compression']:.2f}", "",
             "tqkvctl replay FILE")
 
@@ -64,7 +66,8 @@ def fill(daemon):
         n = 24  # 768 KiB of K and V of four layers in each frame
         for position in range(0, LARGE_TOKENS, n):
             n_now = min(n, LARGE_TOKENS - position)
-            reply = raw.call(frames.rows(frames.APPEND, session, [(1, position, n_now, 0, int(position == 0))], n_layers=4,
+            reply = raw.call(frames.rows(frames.APPEND, session, [(1, position, n_now, 0, int(position == 0))],
+                                         n_layers=4,
                                          k=line * 4 * n_now, v=line * 4 * n_now))
             assert reply.item_statuses() == [0], (reply.status, reply.detail())
 
@@ -81,7 +84,8 @@ def memory():
         row("resident with a full pool", f"{resident / MIB:.1f} MiB", "", "/metrics")
         row("  pool, all of it in use / request slots", f"{pools / MIB:.1f} / {slots / MIB:.1f} MiB", "", "/metrics")
         # Slots that were never used are not resident: the promise is without them, and holds with them.
-        row("  resident minus pool, used slots included", f"{(resident - stored) / MIB:.1f} MiB", "<= 64 MiB", "/metrics")
+        row("  resident minus pool, used slots included", f"{(resident - stored) / MIB:.1f} MiB", "<= 64 MiB",
+            "/metrics")
 
 
 def idle_connections():
@@ -104,7 +108,8 @@ def idle_connections():
                 idle.append(raw)
             for raw in idle:
                 raw.reply()
-            row(f"bytes per idle connection, {n} of them, {io}", f"{(daemon.resident_bytes() - before) / n:.0f}", "< 4096",
+            row(f"bytes per idle connection, {n} of them, {io}", f"{(daemon.resident_bytes() - before) / n:.0f}",
+                "< 4096",
                 "/metrics")
             for raw in idle + warm:
                 raw.close()

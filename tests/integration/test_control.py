@@ -36,7 +36,7 @@ class Case(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         env = dict(os.environ, TQKV_TEST_SECRET=SECRET, AWS_SECRET_ACCESS_KEY=SECRET, HTTP_PROXY="", http_proxy="")
-        cls.daemon = Daemon("--pool", DEMO, "--pool", EXACT, *cls.options, env=env)
+        cls.daemon = Daemon("--backend", "cpu", "--pool", DEMO, "--pool", EXACT, *cls.options, env=env)
 
     @classmethod
     def tearDownClass(cls):
@@ -139,7 +139,8 @@ class Shapes(Case):
             raw.call(frames.hello(name=b"worker \xc3\xa4"))
             rows = self.get("/v1/connections")["connections"]
             tcp = [row for row in rows if row["transport"] == "tcp"]
-            self.assertEqual([(row["client_name"], row["uid"], row["n_frames_in"]) for row in tcp], [("worker ä", None, 1)])
+            self.assertEqual([(row["client_name"], row["uid"], row["n_frames_in"]) for row in tcp],
+                             [("worker ä", None, 1)])
             mine = [row for row in rows if row["n_sessions"] == 1]
             self.assertEqual([(row["transport"], row["uid"], row["state"]) for row in mine],
                              [("unix", os.getuid(), "header")])
@@ -203,7 +204,8 @@ class Sums(Case):
     def check_metrics(self, rows):
         blocks, memory = {}, {}
         for name, value in rows.items():
-            match = re.match(r'tqkv_(blocks|pool_memory_bytes)\{device="cpu",pool="(\w+)",(?:group="\d+",)?(?:state|kind)="(\w+)"\}', name)
+            match = re.match(r'tqkv_(blocks|pool_memory_bytes)\{device="cpu",pool="(\w+)",(?:group="\d+",)?'
+                             r'(?:state|kind)="(\w+)"\}', name)
             if match:
                 kind, pool, label = match.groups()
                 (blocks if kind == "blocks" else memory).setdefault(pool, {})[label] = value
@@ -336,7 +338,8 @@ class Metrics(Case):
         q = struct.pack("<128f", *[0.1] * 128)
         raw.call(frames.rows(frames.DECODE, session, [(1, 3, 0, 1, 0)], q=q))
         after = self.daemon.metrics()
-        for name, n in (("connections_accepted", 1), ("frames_in", 4), ("frames_out", 4), ("rows_in", 6), ("queries", 1),
+        for name, n in (("connections_accepted", 1), ("frames_in", 4), ("frames_out", 4), ("rows_in", 6),
+                        ("queries", 1),
                         ("items_ok", 2), ("batches", 2), ("sessions_opened", 1)):
             self.assertEqual(after[f"tqkv_{name}_total"] - before[f"tqkv_{name}_total"], n, name)
         self.assertEqual(after["tqkv_ready"], 1)
@@ -373,7 +376,8 @@ class Paging(Case):
             self.assertEqual(append(raw, session, sequence, 0).item_statuses(), [0])
             # Cut to nothing, because there are fewer blocks than sequences.
             item = struct.pack("<QIIIHHQ", sequence, 0, 0, 0, 0, 0, 0)
-            self.assertEqual(raw.call(frames.frame(frames.TRUNCATE, items=[item], session=session)).item_statuses(), [0])
+            reply = raw.call(frames.frame(frames.TRUNCATE, items=[item], session=session))
+            self.assertEqual(reply.item_statuses(), [0])
         for limit in (256, 37):
             rows, _ = self.pages(f"/v1/sessions/{session:016x}", "sequences", limit)
             self.assertEqual([row["id"] for row in rows], [str(sequence) for sequence in ids])
@@ -428,7 +432,8 @@ class Pools(Case):
         for body, words in [
             (b"", ["empty"]), (b"{", ["1:"]), (b'{"name": "x",\n"name": "y"}', ["name"]), (b"[]", ["object"]),
             (b"\xff\xfe", []), (dict(EXTRA, head_dim=20), ["head_dim", "20"]), (dict(EXTRA, k="f99"), ["f99"]),
-            (dict(EXTRA, name="a b"), ["name"]), (dict(EXTRA, colour=1), ["colour"]), (dict(EXTRA, q_heads=3, kv_heads=2), ["q_heads"]),
+            (dict(EXTRA, name="a b"), ["name"]), (dict(EXTRA, colour=1), ["colour"]),
+            (dict(EXTRA, q_heads=3, kv_heads=2), ["q_heads"]),
             (dict(EXTRA, blocks=-1), ["blocks"]), (dict(EXTRA, blocks=1.5), ["blocks"]), ({"name": "x"}, []),
             (dict(EXTRA, name=["x"]), ["name"]),
         ]:
@@ -436,7 +441,8 @@ class Pools(Case):
                 detail = self.problem(400, "BAD_CONFIG", "POST", "/v1/pools", body)
                 for word in words:
                     self.assertIn(word, detail)
-        detail = self.problem(507, "NO_MEMORY", "POST", "/v1/pools", dict(EXTRA, layers=64, kv_heads=2, head_dim=256, blocks=100000))
+        detail = self.problem(507, "NO_MEMORY", "POST", "/v1/pools",
+                              dict(EXTRA, layers=64, kv_heads=2, head_dim=256, blocks=100000))
         self.assertRegex(detail, r"extra.*\d{9}")
         self.assertEqual(self.pool_names(), before)
 
@@ -446,7 +452,8 @@ class Pools(Case):
     def test_wrong_types_and_methods_are_refused(self):
         for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
             self.problem(415, "UNSUPPORTED_MEDIA_TYPE", "POST", "/v1/pools", EXTRA, {"Content-Type": content_type})
-        for method, path in [("PUT", "/v1/pools"), ("POST", "/v1/info"), ("DELETE", "/v1/pools"), ("GET", "/v1/pools/demo"),
+        for method, path in [("PUT", "/v1/pools"), ("POST", "/v1/info"), ("DELETE", "/v1/pools"),
+                             ("GET", "/v1/pools/demo"),
                              ("POST", "/livez"), ("PATCH", "/v1/config"), ("DELETE", "/v1/sessions/0000000000000001")]:
             self.problem(405, "METHOD_NOT_ALLOWED", method, path, EXTRA if method == "POST" else None)
         for path in ("/", "/v1", "/v1/nothing", "/v1/pools/", "/env", "/debug", "/v1/config/../config", "//livez"):
@@ -454,15 +461,18 @@ class Pools(Case):
 
     def test_other_peoples_pages_reach_nothing(self):
         """Host against DNS rebinding, Origin against forms and scripts of other sites."""
-        for host in ("evil.example", "evil.example:7871", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::2]"):
-            for method, path in (("GET", "/v1/info"), ("GET", "/metrics"), ("POST", "/v1/pools"), ("DELETE", "/v1/pools/demo")):
+        for host in ("evil.example", "evil.example:7871", "127.0.0.1.evil.example", "localhost.evil.example", "",
+                     "[::2]"):
+            for method, path in (("GET", "/v1/info"), ("GET", "/metrics"), ("POST", "/v1/pools"),
+                                 ("DELETE", "/v1/pools/demo")):
                 self.problem(403, "FORBIDDEN", method, path, EXTRA if method == "POST" else None, {"Host": host})
         for origin in ("http://evil.example", "null", f"http://localhost:1", "file://"):
             headers = {"Origin": origin}
             self.problem(403, "FORBIDDEN", "POST", "/v1/pools", EXTRA, headers)
             self.problem(403, "FORBIDDEN", "DELETE", "/v1/pools/demo", None, headers)
             self.assertEqual(self.daemon.request("GET", "/livez", None, headers)[0], 200)
-        self.assertEqual(self.daemon.request("POST", "/v1/pools", EXTRA, {"Origin": f"http://{self.daemon.http}"})[0], 201)
+        self.assertEqual(self.daemon.request("POST", "/v1/pools", EXTRA, {"Origin": f"http://{self.daemon.http}"})[0],
+                         201)
         self.assertEqual(self.daemon.request("DELETE", "/v1/pools/extra")[0], 204)
         self.assertEqual(self.pool_names(), ["demo", "exact"])
 
@@ -474,10 +484,12 @@ class Secrets(Case):
         session = raw.open(b"exact", name=b"named")
         append(raw, session, 1, 0, 2)
         (self.daemon.folder / "private.txt").write_text(SECRET)
-        paths = ["/livez", "/readyz", "/readyz?deep=1", "/metrics", "/v1/info", "/v1/pools", "/v1/occupancy", "/v1/sessions",
+        paths = ["/livez", "/readyz", "/readyz?deep=1", "/metrics", "/v1/info", "/v1/pools", "/v1/occupancy",
+                 "/v1/sessions",
                  f"/v1/sessions/{session:016x}", "/v1/connections", "/v1/config", "/env", "/v1/env", "/v1/environment",
                  "/proc/self/environ", "/v1/config?file=/proc/self/environ", "/../../../proc/self/environ",
-                 "/%2e%2e/%2e%2e/proc/self/environ", f"/v1/pools/{self.daemon.folder}/private.txt", "/debug/pprof/", "/metrics/reset"]
+                 "/%2e%2e/%2e%2e/proc/self/environ", f"/v1/pools/{self.daemon.folder}/private.txt", "/debug/pprof/",
+                 "/metrics/reset"]
         for path in paths:
             for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD"):
                 with self.subTest(path=path, method=method):
@@ -501,8 +513,10 @@ class SelfTest(unittest.TestCase):
             path = pathlib.Path(folder) / "tqkvd"
             path.write_bytes(damaged)
             path.chmod(0o755)
-            process = subprocess.Popen([path, "--listen", f"unix:{folder}/s", "--http", "127.0.0.1:0", "--memory", "64MiB",
-                                        "--pool", DEMO, "--self-test-interval-ms", "200"], stderr=subprocess.PIPE, text=True)
+            command = [path, "--listen", f"unix:{folder}/s", "--http", "127.0.0.1:0", "--memory", "64MiB", "--pool",
+                       DEMO,
+                       "--backend", "cpu", "--self-test-interval-ms", "200"]
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
             try:
                 self.check_not_ready(process)
             finally:

@@ -33,7 +33,8 @@ class Capture:
             for kind, heads in (("k", self.KV_HEADS), ("v", self.KV_HEADS), ("q", self.Q_HEADS)):
                 n = self.TOKENS * heads * self.DIM
                 values = [((i * 37 + layer * 11 + ord(kind) * 5) % 101 - 50) / 50 for i in range(n)]
-                self.tensors[f"{kind}.{layer}"] = ("F32", [self.TOKENS, heads, self.DIM], struct.pack(f"<{n}f", *values))
+                self.tensors[f"{kind}.{layer}"] = ("F32", [self.TOKENS, heads, self.DIM],
+                                                   struct.pack(f"<{n}f", *values))
         self.metadata = {"model": "made up"}
 
     def bytes(self):
@@ -48,7 +49,7 @@ class Capture:
 class WithDaemon(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.daemon = Daemon("--pool", DEMO, "--pool", EXACT)
+        cls.daemon = Daemon("--backend", "cpu", "--pool", DEMO, "--pool", EXACT)
         cls.files = tempfile.TemporaryDirectory(prefix="tqkv-test.")
 
     @classmethod
@@ -87,7 +88,8 @@ class WithDaemon(unittest.TestCase):
 
 class Questions(WithDaemon):
     def test_ping(self):
-        self.assertRegex(self.text("ping"), r"protocol 1, boot id [0-9a-f]{16}, 2 pools.*\n.*10 round trips: p50 \S+ \ws")
+        self.assertRegex(self.text("ping"),
+                         r"protocol 1, boot id [0-9a-f]{16}, 2 pools.*\n.*10 round trips: p50 \S+ \ws")
         answer = self.json("ping", "-n", 25)
         self.assertEqual((answer["n"], answer["n_pools"], answer["protocol"]), (25, 2, 1))
         self.assertEqual(answer["boot_id"], self.daemon.get("/v1/info")["boot_id"])
@@ -176,8 +178,10 @@ class Replay(WithDaemon):
         self.assertEqual(occupancy["during"]["blocks"]["owned"], 16)
 
     def test_as_text_with_other_formats(self):
-        text = self.text("replay", CAPTURE, "--k", "bf16", "--v", "tq4", "--prefill", 250, "--chunk", 100, "--block-size", 32)
-        for word in ("ok ", "256 tokens", "prefill   250 tokens in chunks of 100", "rows/s", "p50", "p99", "zero keys", "cosine",
+        text = self.text("replay", CAPTURE, "--k", "bf16", "--v", "tq4", "--prefill", 250, "--chunk", 100,
+                         "--block-size", 32)
+        for word in ("ok ", "256 tokens", "prefill   250 tokens in chunks of 100", "rows/s", "p50", "p99", "zero keys",
+                     "cosine",
                      "before", "during", "after"):
             self.assertIn(word, text)
         small = self.json("replay", self.file(Capture().bytes()), "--k", "f32", "--v", "f32")
@@ -196,7 +200,8 @@ class Replay(WithDaemon):
         def value(name, index, number):
             def change(capture):
                 dtype, shape, data = capture.tensors[name]
-                capture.tensors[name] = (dtype, shape, data[:4 * index] + struct.pack("<f", number) + data[4 * index + 4:])
+                capture.tensors[name] = (dtype, shape,
+                                         data[:4 * index] + struct.pack("<f", number) + data[4 * index + 4:])
             return change
 
         def shape(name, dims, dtype="F32"):
@@ -262,7 +267,8 @@ class Replay(WithDaemon):
         reader = threading.Thread(target=read)
         reader.start()
         done = subprocess.run([CTL, "--addr", self.daemon.addr, "--http", self.daemon.http, "replay", CAPTURE],
-                              stdout=subprocess.PIPE, stderr=terminal, stdin=subprocess.DEVNULL, timeout=PATIENCE_S * 5, text=True)
+                              stdout=subprocess.PIPE, stderr=terminal, stdin=subprocess.DEVNULL, timeout=PATIENCE_S * 5,
+                              text=True)
         os.close(terminal)
         reader.join(PATIENCE_S)
         os.close(main)
@@ -272,8 +278,8 @@ class Replay(WithDaemon):
         self.assertNotIn("\r", done.stdout)
 
     def test_an_interrupt_leaves_nothing(self):
-        process = subprocess.Popen([CTL, "--addr", self.daemon.addr, "--http", self.daemon.http, "bench", "step", "-n", "100000"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([CTL, "--addr", self.daemon.addr, "--http", self.daemon.http, "bench", "step",
+                                    "-n", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         while len(self.daemon.get("/v1/pools")["pools"]) < 3:
             self.assertIsNone(process.poll())
         process.send_signal(2)
@@ -305,10 +311,14 @@ class CommandLine(unittest.TestCase):
         for args, words in [
             ([], ["no command", "tqkvctl --help"]), (["frobnicate"], ["'frobnicate'", "tqkvctl --help"]),
             (["bench"], ["'bench echo'", "'bench step'"]), (["capture", "eat"], ["'capture inspect'"]),
-            (["ping", "--nope"], ["'--nope'", "tqkvctl ping --help"]), (["ping", "more"], ["'more'", "tqkvctl ping --help"]),
-            (["ping", "-n"], ["'-n'", "N"]), (["ping", "-n", "0"], ["--count", "'0'", "1"]), (["ping", "-n", "9x"], ["'9x'"]),
-            (["replay"], ["FILE", "tqkvctl replay --help"]), (["ping", "--json=1"], ["--json"]), (["--addr"], ["'--addr'", "ADDRESS"]),
-            (["bench", "echo", "--bytes-in", "1TB"], ["--bytes-in", "'1TB'"]), (["ping", "--timeout-ms", "-1"], ["--timeout-ms"]),
+            (["ping", "--nope"], ["'--nope'", "tqkvctl ping --help"]),
+            (["ping", "more"], ["'more'", "tqkvctl ping --help"]),
+            (["ping", "-n"], ["'-n'", "N"]), (["ping", "-n", "0"], ["--count", "'0'", "1"]),
+            (["ping", "-n", "9x"], ["'9x'"]),
+            (["replay"], ["FILE", "tqkvctl replay --help"]), (["ping", "--json=1"], ["--json"]),
+            (["--addr"], ["'--addr'", "ADDRESS"]),
+            (["bench", "echo", "--bytes-in", "1TB"], ["--bytes-in", "'1TB'"]),
+            (["ping", "--timeout-ms", "-1"], ["--timeout-ms"]),
         ]:
             with self.subTest(args=args):
                 done = run(*args)
@@ -322,10 +332,13 @@ class CommandLine(unittest.TestCase):
             for args, words in [
                 (["--addr", f"unix:{folder}/s", "ping"], [f"unix:{folder}/s", "No such file"]),
                 (["--addr", "tcp:127.0.0.1:1", "ping"], ["tcp:127.0.0.1:1", "refused"]),
-                (["--addr", "banana", "ping"], ["banana", "unix:/path"]), (["--addr", "tcp:127.0.0.1", "ping"], ["tcp:127.0.0.1"]),
+                (["--addr", "banana", "ping"], ["banana", "unix:/path"]),
+                (["--addr", "tcp:127.0.0.1", "ping"], ["tcp:127.0.0.1"]),
                 (["--addr", f"unix:{folder}/{'x' * 200}", "ping"], ["x" * 50]),
-                (["--http", "127.0.0.1:1", "info"], ["127.0.0.1:1", "refused"]), (["--http", "banana", "info"], ["banana", "HOST:PORT"]),
-                (["--http", "127.0.0.1:1", "occupancy"], ["127.0.0.1:1"]), (["--http", "127.0.0.1:1", "sessions"], ["127.0.0.1:1"]),
+                (["--http", "127.0.0.1:1", "info"], ["127.0.0.1:1", "refused"]),
+                (["--http", "banana", "info"], ["banana", "HOST:PORT"]),
+                (["--http", "127.0.0.1:1", "occupancy"], ["127.0.0.1:1"]),
+                (["--http", "127.0.0.1:1", "sessions"], ["127.0.0.1:1"]),
                 (["--http", "127.0.0.1:1", "replay", CAPTURE], ["127.0.0.1:1"]),
                 (["--addr", f"unix:{folder}/s", "bench", "echo"], [f"unix:{folder}/s"]),
             ]:
