@@ -427,6 +427,77 @@ START_TEST(test_client_refuses_a_sequence_twice)
 }
 END_TEST
 
+/* ---- Packed rows ---- */
+
+static struct kvp_rows_req last_append(struct rig *rig)
+{
+	struct kvp_rows_req req;
+
+	fake_lock(&rig->fake);
+	kvp_rows_req_decode(
+		rig->fake.last_frame[KVP_OP_APPEND] + KVP_HEADER_BYTES, KVP_BYTES(rows_req), &req);
+	fake_unlock(&rig->fake);
+	return req;
+}
+
+/*
+ * Packed rows go as they are, in one frame, with the pool's fingerprint; plain rows have none. To the fake
+ * the bytes of a packed row are those of its numbers, so that it shows where each one came to lie.
+ */
+START_TEST(test_client_appends_packed_rows)
+{
+	struct tqkv_item items[2] = { { .sequence = 3, .n_tokens = 5, .flags = TQKV_CREATE },
+		{ .sequence = 4, .n_tokens = 7, .flags = TQKV_CREATE } };
+	struct tqkv_rows rows = { .items = items, .n_items = 2, .n_layers = FAKE_LAYERS };
+	struct tqkv_item_result results[2];
+	struct tqkv_rows_result result = { .items = results };
+	struct kvp_rows_req req;
+	struct rig rig;
+
+	rig_start(&rig, NULL, NULL);
+	rig_fill(&rows);
+	rows.k_dtype = rows.v_dtype = TQKV_PACKED;
+	RIG_OK(&rig, tqkv_append(rig.session, &rows, 0, &result, &rig.err));
+	ck_assert_uint_eq(result.n_ok, 2);
+	ck_assert_uint_eq(result.n_frames, 1);
+	expect_stored(&rig, 3, 5);
+	expect_stored(&rig, 4, 7);
+	req = last_append(&rig);
+	ck_assert_uint_eq(req.k_dtype, KVP_DTYPE_PACKED);
+	ck_assert_uint_eq(req.v_dtype, KVP_DTYPE_PACKED);
+	ck_assert(rig.fake.pool_fingerprint != 0);
+	ck_assert_uint_eq(req.fingerprint, rig.fake.pool_fingerprint);
+
+	rows.k_dtype = rows.v_dtype = TQKV_F32;
+	items[0].sequence = 5;
+	items[1].sequence = 6;
+	RIG_OK(&rig, tqkv_append(rig.session, &rows, 0, &result, &rig.err));
+	ck_assert_uint_eq(last_append(&rig).fingerprint, 0);
+	rig_free(&rows);
+	rig_stop(&rig);
+}
+END_TEST
+
+/* Packed rows larger than a frame are refused before anything is sent: only the server knows where to cut. */
+START_TEST(test_client_does_not_cut_packed_rows)
+{
+	struct tqkv_item item = { .sequence = 3, .n_tokens = 400, .flags = TQKV_CREATE };
+	struct tqkv_rows rows = { .items = &item, .n_items = 1, .n_layers = FAKE_LAYERS };
+	struct tqkv_item_result item_result;
+	struct tqkv_rows_result result = { .items = &item_result };
+	struct rig rig;
+
+	rig_start(&rig, NULL, NULL);
+	rig_fill(&rows);
+	ck_assert_uint_gt(rows.k_bytes + rows.v_bytes, tqkv_server_info(rig.conn)->frame_bytes_max);
+	rows.k_dtype = rows.v_dtype = TQKV_PACKED;
+	ck_assert_int_eq(tqkv_append(rig.session, &rows, 0, &result, &rig.err), TQKV_TOO_LARGE);
+	ck_assert_uint_eq(rig.fake.n_requests[KVP_OP_APPEND], 0);
+	rig_free(&rows);
+	rig_stop(&rig);
+}
+END_TEST
+
 /* ---- READ ---- */
 
 /* READ of everything gives back what was appended, over many frames; packed sides come one after the other.
@@ -511,6 +582,8 @@ static Suite *suite(void)
 	tcase_add_test(tcase, test_client_splits_append_decode);
 	tcase_add_test(tcase, test_client_splits_by_size_of_the_reply);
 	tcase_add_test(tcase, test_client_refuses_a_sequence_twice);
+	tcase_add_test(tcase, test_client_appends_packed_rows);
+	tcase_add_test(tcase, test_client_does_not_cut_packed_rows);
 	tcase_add_test(tcase, test_client_reads_back);
 	suite_add_tcase(suite, tcase);
 	return suite;

@@ -47,7 +47,8 @@ class Item:
         self.index = 0
         self.sequence, self.position, self.n_tokens, self.q_len = sequence, position, n_tokens, q_len
         self.flags = flags
-        self.k, self.v, self.q = k, v, q  # [layers, tokens, heads, dim], the same, [q_len, heads, dim]
+        # K and V [layers, tokens, heads, dim], packed rows a list over the layers; q [q_len, heads, dim]
+        self.k, self.v, self.q = k, v, q
         self.q_at = 0
         self.sent = self.done = 0
         self.is_created = self.is_over = self.is_refused = self.is_last_sent = self.is_unknown = False
@@ -65,22 +66,23 @@ class Call:
     """One row operation on any number of items."""
 
     def __init__(self, connection, geometry, session, op, items, *, layer_first=0, n_layers=1,
-                 k_dtype=0, v_dtype=0, q_dtype=0, out_dtype=0, lse=False, scale=0.0):
+                 k_dtype=0, v_dtype=0, q_dtype=0, out_dtype=0, lse=False, scale=0.0, fingerprint=0):
         self.connection, self.geometry, self.session = connection, geometry, session
         self.op, self.items = op, items
         self.layer_first, self.n_layers = layer_first, n_layers
         self.k_dtype, self.v_dtype, self.q_dtype, self.out_dtype = k_dtype, v_dtype, q_dtype, out_dtype
-        self.lse, self.scale = lse, scale
+        self.lse, self.scale, self.fingerprint = lse, scale, fingerprint
         self.has_rows = op in (wire.APPEND, wire.DECODE, wire.APPEND_DECODE)
         self.error = None  # of the call as a whole
         self.retry_after_ms = 0
         self.n_frames = self.n_retried = 0
         self.timings = dict.fromkeys(TIMINGS, 0)
-        self.pass_first, self.pass_layers, self.is_last_pass = layer_first, n_layers, True
         size = dtypes.ELEMENT_BYTES
         g = geometry
-        self.k_token_bytes = g.kv_heads * g.k_head_dim * size[k_dtype]
-        self.v_token_bytes = g.kv_heads * g.v_head_dim * size[v_dtype]
+        # Bytes of one token on each layer: packed rows of two layers may have different sizes.
+        self.k_bytes = self._token_bytes("k", k_dtype, g.k_head_dim)
+        self.v_bytes = self._token_bytes("v", v_dtype, g.v_head_dim)
+        self._begin_pass(0, n_layers)
         self.q_bytes = g.q_heads * g.k_head_dim * size[q_dtype]
         self.out_bytes = g.q_heads * g.v_head_dim * size[out_dtype]
         n_q = 0
@@ -98,19 +100,33 @@ class Call:
 
     # ---- sizes ----
 
+    def _token_bytes(self, side, dtype, dim):
+        if dtype != dtypes.PACKED:
+            return [self.geometry.kv_heads * dim * dtypes.ELEMENT_BYTES[dtype]] * self.n_layers
+        shapes = [[rows.shape[1:] for rows in getattr(item, side)] for item in self.items]
+        for item, own in zip(self.items, shapes):
+            if own != shapes[0]:
+                raise ArgumentError(f"sequence {item.sequence}: packed {side} rows have other sizes than those of "
+                                    f"sequence {self.items[0].sequence}")
+        return [heads * row_bytes for heads, row_bytes in shapes[0]]
+
+    def _begin_pass(self, first, n_layers):
+        self.pass_first, self.pass_layers = self.layer_first + first, n_layers
+        self.pass_bytes = sum(self.k_bytes[first:first + n_layers]), sum(self.v_bytes[first:first + n_layers])
+        self.is_last_pass = first + n_layers == self.n_layers or not self.has_rows
+
     def _op_bytes(self):
         return wire.LAYOUTS["rows_req"].size if self.has_rows else 0
 
-    def _segments(self, op, n_layers, n_tokens, n_q):
-        """Bytes of K, V and Q."""
+    def _segments(self, op, token_bytes, n_tokens, n_q):
+        """Bytes of K, V and Q. token_bytes: of K and V of one token on the frame's layers."""
         if op == wire.DECODE:
             n_tokens = 0
-        n = n_layers * n_tokens
-        return n * self.k_token_bytes, n * self.v_token_bytes, n_q * self.q_bytes
+        return n_tokens * token_bytes[0], n_tokens * token_bytes[1], n_q * self.q_bytes
 
-    def _fits(self, op, n_layers, n_items, n_tokens, n_q):
+    def _fits(self, op, token_bytes, n_items, n_tokens, n_q):
         bytes_max = self.connection.frame_bytes_max
-        k, v, q = self._segments(op, n_layers, n_tokens, n_q)
+        k, v, q = self._segments(op, token_bytes, n_tokens, n_q)
         if n_items > min(self.connection.items_max, wire.ITEMS_MAX):
             return False
         if wire.body_size(self._op_bytes(), n_items, _end_of((k, v, q))) > bytes_max:
@@ -121,22 +137,25 @@ class Call:
     def _tokens_fit(self, op, n_wanted, n_items, n_tokens, n_q):
         """How many tokens of n_wanted still fit beside n_tokens of other items."""
         low, high = 0, n_wanted
-        if self._fits(op, self.pass_layers, n_items, n_tokens + high, n_q):
+        if self._fits(op, self.pass_bytes, n_items, n_tokens + high, n_q):
             return high
         while high - low > 1:  # low fits or is 0, high does not
             middle = (low + high) // 2
-            if self._fits(op, self.pass_layers, n_items, n_tokens + middle, n_q):
+            if self._fits(op, self.pass_bytes, n_items, n_tokens + middle, n_q):
                 low = middle
             else:
                 high = middle
         return low
 
     def layers_fit(self):
-        """How many layers of one token fit into a frame."""
+        """How many layers of one token fit into a frame, whichever of them."""
         if self.op != wire.APPEND or not any(item.n_tokens for item in self.items):
             return self.n_layers
-        n = min(self.n_layers, self.connection.frame_bytes_max // (self.k_token_bytes + self.v_token_bytes))
-        while n and not self._fits(wire.APPEND, n, 1, 1, 0):
+        if self._fits(wire.APPEND, (sum(self.k_bytes), sum(self.v_bytes)), 1, 1, 0):
+            return self.n_layers
+        k, v = max(self.k_bytes), max(self.v_bytes)
+        n = min(self.n_layers, self.connection.frame_bytes_max // (k + v))
+        while n and not self._fits(wire.APPEND, (n * k, n * v), 1, 1, 0):
             n -= 1
         return n
 
@@ -146,7 +165,7 @@ class Call:
         """Of an APPEND_DECODE too large for a frame all but the last tokens are appended first."""
         n_left = item.n_tokens - item.sent
         if self.op == wire.APPEND_DECODE and n_left > _tail(item) and not self._fits(
-                wire.APPEND_DECODE, 1, 1, n_left, item.q_len):
+                wire.APPEND_DECODE, self.pass_bytes, 1, n_left, item.q_len):
             return wire.APPEND
         return self.op
 
@@ -166,7 +185,7 @@ class Call:
             n_wanted = n_left - _tail(item) if is_lead else n_left
             q_len = 0 if op == wire.APPEND else item.q_len
             n = self._tokens_fit(op, n_wanted, len(pieces) + 1, n_tokens, n_q + q_len) if n_wanted else 0
-            fits = n > 0 or self._fits(op, self.pass_layers, len(pieces) + 1, n_tokens, n_q + q_len)
+            fits = n > 0 or self._fits(op, self.pass_bytes, len(pieces) + 1, n_tokens, n_q + q_len)
             # Only appends are cut, and not in front of their first token.
             if not fits or (n < n_wanted and (op != wire.APPEND or n == 0)):
                 if pieces:
@@ -183,7 +202,7 @@ class Call:
         return (frame_op, pieces) if pieces else None
 
     def _too_large(self, item, op):
-        k, v, q = self._segments(op, self.pass_layers, 1 if op != wire.DECODE else 0, item.q_len)
+        k, v, q = self._segments(op, self.pass_bytes, 1 if op != wire.DECODE else 0, item.q_len)
         return TqkvError(Status.TOO_LARGE, f"one token of sequence {item.sequence} takes {k + v + q} bytes of rows, "
                          f"and a frame has at most {self.connection.frame_bytes_max}", scope="request")
 
@@ -192,7 +211,7 @@ class Call:
     def send(self, op, pieces, deadline, on_done=None):
         n_tokens = sum(piece.n_tokens for piece in pieces)
         n_q = sum(piece.q_len for piece in pieces)
-        segments = self._segments(op, self.pass_layers, n_tokens, n_q)
+        segments = self._segments(op, self.pass_bytes, n_tokens, n_q)
         offsets = _offsets_of(segments)
         op_bytes = self._op_bytes()
         frame = self.connection.new_frame(op_bytes, len(pieces), _end_of(segments))
@@ -206,7 +225,8 @@ class Call:
                 q_dtype=self.q_dtype if has_q else 0, out_dtype=self.out_dtype if has_q else 0,
                 flags=wire.ROWS_LSE if has_q and self.lse else 0,
                 k_off=offsets[0], v_off=offsets[1], q_off=offsets[2],
-                scale=self.scale if has_q else 0.0, window=0, fingerprint=0)
+                scale=self.scale if has_q else 0.0, window=0,
+                fingerprint=self.fingerprint if has_kv else 0)
             frame[at:at + op_bytes] = wire.LAYOUTS["rows_req"].pack_tuple(values)
             at += op_bytes
         for piece in pieces:
@@ -224,14 +244,17 @@ class Call:
     def _fill(self, frame, start, segments, offsets, pieces):
         g = self.geometry
         memory = np.frombuffer(frame, np.uint8)
-        low = self.pass_first - self.layer_first
-        layers = slice(low, low + self.pass_layers)
         for name, n_bytes, offset, dtype, dim in (("k", segments[0], offsets[0], self.k_dtype, g.k_head_dim),
                                                   ("v", segments[1], offsets[1], self.v_dtype, g.v_head_dim)):
             if not n_bytes:
                 continue
-            rows = memory[start + offset:start + offset + n_bytes].view(dtypes.NUMPY[dtype])
-            rows = rows.reshape(self.pass_layers, -1, g.kv_heads, dim)
+            data = memory[start + offset:start + offset + n_bytes]
+            if dtype == dtypes.PACKED:
+                self._fill_packed(data, name, pieces)
+                continue
+            low = self.pass_first - self.layer_first
+            layers = slice(low, low + self.pass_layers)
+            rows = data.view(dtypes.NUMPY[dtype]).reshape(self.pass_layers, -1, g.kv_heads, dim)
             at = 0
             for piece in pieces:
                 first = piece.first_token
@@ -244,6 +267,15 @@ class Call:
             for piece in pieces:
                 rows[at:at + piece.q_len] = piece.item.q
                 at += piece.q_len
+
+    def _fill_packed(self, data, side, pieces):
+        at = 0
+        for layer in range(self.pass_first - self.layer_first, self.pass_first - self.layer_first + self.pass_layers):
+            for piece in pieces:
+                first = piece.first_token
+                rows = getattr(piece.item, side)[layer][first:first + piece.n_tokens]
+                data[at:at + rows.size] = rows.reshape(-1)
+                at += rows.size
 
     # ---- replies ----
 
@@ -357,9 +389,7 @@ class Call:
         n_step = max(self.layers_fit(), 1) if self.has_rows else 1
         n_total = self.n_layers if self.has_rows else 1
         for first in range(0, n_total, n_step):
-            self.pass_first = self.layer_first + first
-            self.pass_layers = min(n_step, n_total - first)
-            self.is_last_pass = first + self.pass_layers == n_total
+            self._begin_pass(first, min(n_step, n_total - first))
             for item in self.items:
                 item.sent = item.done = 0
                 if item.status == Status.OK:

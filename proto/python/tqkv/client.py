@@ -8,9 +8,12 @@ import numpy as np
 from . import _wire as wire
 from ._connection import Connection, now
 from ._rows import WINDOW_FRAMES, Backoff
+from .codec import PoolCodec
 from .errors import ArgumentError, Status, TqkvError
 from .session import Geometry, Session
 
+# What POOL_INFO is asked for.
+MATRIX_OF, K_CENTER = {"k": 1, "v": 3}, 2
 PACKED_INPUT = 1 << 2  # a bit of HELLO's features
 
 ServerInfo = namedtuple("ServerInfo", wire.LAYOUTS["hello_reply"].tuple._fields)
@@ -29,6 +32,26 @@ json: what decides its bytes and results, as a dict. fingerprint: a number that 
 
 def left_of(deadline):
     return max(deadline - now(), 0)
+
+
+def _told(value):
+    text = json.dumps(value)
+    return text if len(text) <= 48 else text[:45] + ".."
+
+
+def _difference(path, expected, got):
+    """The first member of a pool's JSON that differs, or None. The JSON is three levels deep."""
+    pairs = ()
+    if isinstance(expected, dict) and isinstance(got, dict):
+        for key in sorted(set(expected) ^ set(got)):
+            what, value = ("missing", expected[key]) if key in expected else ("not expected", got[key])
+            return f"{path + '.' if path else ''}{key} is {what}: {_told(value)}"
+        pairs = [(f"{path + '.' if path else ''}{key}", expected[key], got[key]) for key in sorted(expected)]
+    elif isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
+        pairs = [(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(expected, got))]
+    elif type(expected) is not type(got) or expected != got:
+        return f"{path or 'the pool'}: expected {_told(expected)}, got {_told(got)}"
+    return next(filter(None, (_difference(*pair) for pair in pairs)), None)
 
 
 class Client:
@@ -246,6 +269,23 @@ class Client:
             if index >= info.n_pools:
                 return infos
 
+    def _pool_rows(self, name, index, what, layer, n_rows, dim, deadline, may_lack=False):
+        """float32 [n_rows, dim] of a layer; with may_lack None where it has none."""
+        rows, n_got = [], 0
+        while n_got < n_rows:
+            try:
+                _, data = self._pool_info(name, index, what, layer, n_got, deadline)
+            except TqkvError as error:
+                if may_lack and error.status == Status.NOT_FOUND and not error.is_local and not n_got:
+                    return None
+                raise
+            part = np.frombuffer(data, "<f4")
+            if not len(part) or len(part) % dim:
+                raise TqkvError(Status.BAD_FRAME, f"{len(part)} numbers are no rows of {dim}")
+            rows.append(part.reshape(-1, dim))
+            n_got += len(part) // dim
+        return np.concatenate(rows)[:n_rows]
+
     def rotation_matrix(self, name, layer=0, side="k", timeout=None):
         """What K rows ("k") or V rows ("v") of a layer are multiplied with before they are quantised.
 
@@ -255,36 +295,86 @@ class Client:
         deadline = self._deadline(timeout)
         described = self.pool_info(name, left_of(deadline)).json
         dim = described[f"{side}_head_dim"]
-        rows, n_rows = [], 0
-        while n_rows < dim:
-            try:
-                _, data = self._pool_info(name, 0, 1 if side == "k" else 3, layer, n_rows, deadline)
-            except TqkvError as error:
-                if error.status == Status.NOT_FOUND and not error.is_local and not n_rows:
-                    return None
-                raise
-            part = np.frombuffer(data, "<f4")
-            if not len(part) or len(part) % dim:
-                raise TqkvError(Status.BAD_FRAME, f"{len(part)} numbers are no rows of {dim}")
-            rows.append(part.reshape(-1, dim))
-            n_rows += len(part) // dim
-        return np.concatenate(rows)[:dim]
+        return self._pool_rows(name, 0, MATRIX_OF[side], layer, dim, dim, deadline, may_lack=True)
+
+    def pool_codec(self, name, high_channels=None, timeout=None):
+        """The tqkv.codec.PoolCodec of a pool. Matrices and K centres are fetched where the pool's JSON has only a hash.
+
+        high_channels: as PoolCodec takes them, for a pool whose recipe has a file of its own. It cannot be seen here
+        whether a pool has codebook files of its own: pack rows for such a pool with the C library.
+        """
+        deadline = self._deadline(timeout)
+        return self._make_codec(name, 0, self.pool_info(name, left_of(deadline)).json, high_channels, deadline)
+
+    def _codec_of(self, session, deadline):
+        """Of a session's pool, whose name an attached session does not know."""
+        name = session.geometry.pool
+        infos = [self.pool_info(name, left_of(deadline))] if name else self.pools(left_of(deadline))
+        for index, info in enumerate(infos):
+            if info.fingerprint == session.fingerprint:
+                return self._make_codec(name or "", index, info.json, None, deadline)
+        raise TqkvError(Status.FORMAT_MISMATCH, f"no pool has the session's fingerprint {session.fingerprint:#018x}")
+
+    def _make_codec(self, name, index, pool, high_channels, deadline):
+        options = {"high_channels": high_channels}
+        n_layers = pool["layers"]
+        if "k_center" in pool:
+            options["k_center"] = np.stack([
+                self._pool_rows(name, index, K_CENTER, layer, pool["kv_heads"], pool["k_head_dim"], deadline)
+                for layer in range(n_layers)])
+        options["matrices"] = {side: self._matrices(name, index, pool, side, deadline) for side in "kv"}
+        try:
+            return PoolCodec(pool, **options)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TqkvError(Status.UNSUPPORTED, f"rows of the pool cannot be packed here: {error}") from error
+
+    def _matrices(self, name, index, pool, side, deadline):
+        """Of a rotation that the JSON does not give to the last bit; one for each layer where they differ."""
+        turn, dim, formats = pool.get(f"{side}_rotation", {}), pool[f"{side}_head_dim"], pool[side]
+        if turn.get("kind") not in ("file", "qr"):
+            return None
+        layers = [layer for layer in range(pool["layers"])
+                  if (formats if isinstance(formats, str) else formats[layer]).startswith("tq")]
+        if not layers:
+            return None
+        if not turn.get("per_layer"):
+            return self._pool_rows(name, index, MATRIX_OF[side], layers[0], dim, dim, deadline)
+        matrices = np.zeros((pool["layers"], dim, dim), np.float32)
+        for layer in layers:
+            matrices[layer] = self._pool_rows(name, index, MATRIX_OF[side], layer, dim, dim, deadline)
+        return matrices
 
     # ---- sessions ----
 
     def open(self, pool, session=None, *, reserve_blocks=0, lease_ms=0, tokens_max=0, sequences_max=0, priority=0,
-             fingerprint=0, timeout=None):
+             fingerprint=0, expected_json=None, timeout=None):
         """A new Session on a pool. session: a name, by which another connection can attach() it later.
 
         reserve_blocks: taken at once or refused (POOL_FULL is tried again until the deadline). lease_ms: how long
         the daemon keeps the session without hearing from it. tokens_max (per sequence), sequences_max: 0 is as many as
-        the server grants. fingerprint: the pool must be this one.
+        the server grants. fingerprint: the pool must be this one. expected_json: the same, by what pool_info().json of
+        the expected pool is (a dict, or the text): FORMAT_MISMATCH then names the first member that differs.
         """
         deadline = self._deadline(timeout)
+        if expected_json is not None:
+            told = self._compare_pool(pool, expected_json, deadline)
+            fingerprint = fingerprint or told
         reply = self._open(wire.OPEN, pool, session or "", deadline, priority=priority, lease_ms=lease_ms,
                            reserve_blocks=reserve_blocks, sequences_max=sequences_max, tokens_max=tokens_max,
                            fingerprint=fingerprint)
         return self._new_session(pool, session, reply)
+
+    def _compare_pool(self, name, expected, deadline):
+        """The pool's fingerprint, if it is the expected one."""
+        try:
+            expected = json.loads(expected) if isinstance(expected, (str, bytes)) else expected
+        except ValueError as error:
+            raise ArgumentError(f"expected_json cannot be read: {error}") from error
+        info = self.pool_info(name, left_of(deadline))
+        difference = _difference("", expected, info.json)
+        if difference:
+            raise TqkvError(Status.FORMAT_MISMATCH, f"pool {name!r} is not the expected one: {difference}")
+        return info.fingerprint
 
     def attach(self, session, *, fingerprint=0, timeout=None):
         """Takes over a session by its name. The connection that had it gets NOT_OWNER from then on."""

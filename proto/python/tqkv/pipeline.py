@@ -205,22 +205,25 @@ class Pipeline:
                 session._enter(item, layers, item.position + item.n_tokens)
         return future
 
-    def append(self, sequence, layer, k, v, position=None, create=None, session=None):
+    def append(self, sequence, layer, k, v, position=None, create=None, session=None, packed=False):
         """As Session.append()."""
         session = self._of(session)
-        return self._append(session, [(sequence, k, v)], session._layer(layer), 1, False, position, create, _one_length)
+        return self._append(session, [(sequence, k, v)], session._layer(layer), 1, False, position, create, _one_length,
+                            packed=packed)
 
-    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, session=None):
+    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, session=None, packed=False):
         """As Session.append_layers()."""
         session = self._of(session)
-        first, n_layers = session._layers_of(k, layer_first)
-        return self._append(session, [(sequence, k, v)], first, n_layers, True, position, create, _one_length)
+        first, n_layers = session._layers_of(k, layer_first, packed)
+        return self._append(session, [(sequence, k, v)], first, n_layers, True, position, create, _one_length,
+                            packed=packed)
 
-    def append_batch(self, items, layer=None, create=None, session=None):
+    def append_batch(self, items, layer=None, create=None, session=None, packed=False):
         """As Session.append_batch()."""
         session = self._of(session)
         first, n = (0, session.geometry.n_layers) if layer is None else (session._layer(layer), 1)
-        return self._append(session, _entries(items, 2), first, n, layer is None, None, create, _all_lengths)
+        return self._append(session, _entries(items, 2), first, n, layer is None, None, create, _all_lengths,
+                            packed=packed)
 
     def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, session=None):
         """As Session.decode()."""

@@ -7,6 +7,7 @@ import numpy as np
 from . import _read, dtypes
 from . import _wire as wire
 from ._rows import Call, Item
+from .codec import BadRow
 from .errors import ArgumentError, ArgumentTypeError, Status, TqkvError
 
 POSITION_MAX = wire.PLANNED - 1
@@ -50,6 +51,13 @@ class Session:
     Large appends are sent in several frames, and a split item is no longer stored whole or not at all: the error's
     results tell how many tokens of each item are stored.
 
+    Packed appends: with packed=True the rows are encoded here and sent in the pool's row format, so fewer bytes travel
+    and the daemon does not quantise. They are stored as the bytes that the daemon would have made. k and v are numbers
+    as above, or rows that are packed already: uint8 [tokens, kv_heads, row_bytes], as read(dtype="packed") gives them
+    (of several layers: an array with a first axis, or a list over the layers). The pool's fingerprint goes with them:
+    rows for another pool are refused with FORMAT_MISMATCH. The encoder is session.codec, a tqkv.codec.PoolCodec: made
+    at the first use from what the daemon tells (Client.pool_codec()), or set by the caller.
+
     Items that are refused with a retryable status (POOL_FULL, BUSY_RETRY, ..) are sent again, alone, with growing
     random pauses, until the call's deadline would pass.
 
@@ -62,6 +70,7 @@ class Session:
         self._lengths = {}  # sequence: one length per layer
         self._unsure = set()  # sequences whose lengths must be asked for
         self._row_bytes = {}  # packed: (side, layer): bytes
+        self.codec = None  # what packed=True encodes with
         self.timings = None  # of the last blocking row operation, with Client(timings=True): microseconds
         self._take(told)
 
@@ -94,12 +103,17 @@ class Session:
     def _layer(self, layer):
         return _whole("layer", layer, 0, self.geometry.n_layers - 1)
 
-    def _layers_of(self, k, layer_first):
+    def _layers_of(self, k, layer_first, packed=False):
         layer_first = _whole("layer_first", layer_first, 0, self.geometry.n_layers - 1)
-        n_layers = np.shape(k)[0] if np.ndim(k) > 2 else 0
+        if packed and isinstance(k, (list, tuple)):
+            shape = (len(k), "..")  # rows of the layers may have different sizes
+        else:
+            shape = np.shape(k) if np.ndim(k) > 2 else (0,)
+        n_layers = shape[0]
         if n_layers < 1 or layer_first + n_layers > self.geometry.n_layers:
-            raise ArgumentError(f"k has shape {np.shape(k)}, expected (layers, tokens, {self.geometry.kv_heads}, "
-                                f"{self.geometry.k_head_dim}) from layer {layer_first} on: {self.geometry}")
+            raise ArgumentError(f"k has shape {shape if n_layers else np.shape(k)}, expected (layers, tokens, "
+                                f"{self.geometry.kv_heads}, {self.geometry.k_head_dim}) from layer {layer_first} on: "
+                                f"{self.geometry}")
         return layer_first, n_layers
 
     def _side(self, what, values, heads, dim, n_layers, axis):
@@ -116,13 +130,57 @@ class Session:
 
     def _kv(self, sequence, k, v, n_layers):
         g = self.geometry
-        k, k_dtype = self._side("k", k, g.kv_heads, g.k_head_dim, n_layers, "tokens")
-        v, v_dtype = self._side("v", v, g.kv_heads, g.v_head_dim, n_layers, "tokens")
-        if k.shape[1] != v.shape[1]:
-            raise ArgumentError(f"sequence {sequence}: k has {k.shape[1]} tokens, v has {v.shape[1]}")
-        if k.shape[1] == 0:
-            raise ArgumentError(f"sequence {sequence}: there are no tokens")
-        return k, k_dtype, v, v_dtype
+        k = self._side("k", k, g.kv_heads, g.k_head_dim, n_layers, "tokens")
+        v = self._side("v", v, g.kv_heads, g.v_head_dim, n_layers, "tokens")
+        return k, v, _n_tokens(sequence, k[0], v[0])
+
+    def _packed_kv(self, sequence, k, v, layers, has_layer_axis, deadline):
+        k = self._packed_side(sequence, "k", k, layers, has_layer_axis, deadline)
+        v = self._packed_side(sequence, "v", v, layers, has_layer_axis, deadline)
+        return (k, dtypes.PACKED), (v, dtypes.PACKED), _n_tokens(sequence, k, v)
+
+    def _packed_side(self, sequence, side, values, layers, has_layer_axis, deadline):
+        """Packed rows as a list over the layers of [tokens, kv_heads, row_bytes]."""
+        g = self.geometry
+        if not _is_packed(values):
+            dim = g.k_head_dim if side == "k" else g.v_head_dim
+            rows = dtypes.to_f32(*self._side(side, values, g.kv_heads, dim, len(layers) if has_layer_axis else None,
+                                             "tokens"))
+            return [self._encode(sequence, side, layer, part, deadline) for layer, part in zip(layers, rows)]
+        parts = list(values) if has_layer_axis else [values]
+        if len(parts) != len(layers):
+            raise ArgumentError(f"packed {side} has {len(parts)} layers, expected {len(layers)}")
+        for i, layer in enumerate(layers):
+            rows = np.asarray(parts[i])
+            rows = rows[None] if rows.ndim == 2 else rows
+            wanted = self._packed_bytes(side, layer, deadline)
+            if rows.dtype != np.uint8 or rows.ndim != 3 or rows.shape[1:] != (g.kv_heads, wanted):
+                raise ArgumentError(f"packed {side} of layer {layer} has shape {rows.shape} and dtype {rows.dtype}, "
+                                    f"expected (tokens, {g.kv_heads}, {wanted}) of uint8")
+            parts[i] = rows
+        if len({len(rows) for rows in parts}) > 1:
+            raise ArgumentError(f"sequence {sequence}: packed {side} has from {min(map(len, parts))} to "
+                                f"{max(map(len, parts))} tokens on its layers")
+        return parts
+
+    def _packed_bytes(self, side, layer, deadline):
+        """Of one row. A frame with shorter rows could look whole, so they are not sent unchecked."""
+        if (side, layer) not in self._row_bytes:
+            self._row_bytes[side, layer] = self._get_codec(deadline).codec(layer, side).row_bytes
+        return self._row_bytes[side, layer]
+
+    def _get_codec(self, deadline):
+        if self.codec is None:
+            self.codec = self._client._codec_of(self, deadline)
+        return self.codec
+
+    def _encode(self, sequence, side, layer, rows, deadline):
+        codec = self._get_codec(deadline)
+        try:
+            return codec.encode(layer, side, rows)
+        except BadRow as error:
+            raise TqkvError(Status.BAD_VALUE, f"sequence {sequence}: {side} of layer {layer}, token {error.row} cannot "
+                            "be packed, and nothing was sent", scope="item") from error
 
     def _q(self, q):
         """(queries as [q_len, q_heads, dim], dtype, whether the caller gave the first axis)"""
@@ -182,7 +240,7 @@ class Session:
     # ---- calls ----
 
     def _append_call(self, entries, layer_first, n_layers, has_layer_axis, position, create, deadline, op=wire.APPEND,
-                     out_dtype="f32", lse=False, scale=0.0):
+                     out_dtype="f32", lse=False, scale=0.0, packed=False):
         """entries: (sequence, k, v[, q])"""
         self._check()
         entries = [(_sequence(entry[0]), *entry[1:]) for entry in entries]
@@ -190,11 +248,14 @@ class Session:
         layers = range(layer_first, layer_first + n_layers)
         items, has_axis = [], []
         for sequence, k, v, *q in entries:
-            k, k_dtype, v, v_dtype = self._kv(sequence, k, v, n_layers if has_layer_axis else None)
+            if packed:
+                k, v, n_tokens = self._packed_kv(sequence, k, v, layers, has_layer_axis, deadline)
+            else:
+                k, v, n_tokens = self._kv(sequence, k, v, n_layers if has_layer_axis else None)
             at, flags = self._place(sequence, layers, position, create)
-            if at + k.shape[1] > POSITION_MAX:
-                raise ArgumentError(f"sequence {sequence}: position {at} + {k.shape[1]} tokens leaves 32 bits")
-            item = Item(sequence, at, k.shape[1], flags=flags, k=(k, k_dtype), v=(v, v_dtype))
+            if at + n_tokens > POSITION_MAX:
+                raise ArgumentError(f"sequence {sequence}: position {at} + {n_tokens} tokens leaves 32 bits")
+            item = Item(sequence, at, n_tokens, flags=flags, k=k, v=v)
             if q:
                 q, q_dtype, axis = self._q(q[0])
                 item.q, item.q_len = (q, q_dtype), len(q)
@@ -214,7 +275,8 @@ class Session:
             raise ArgumentError(f"scale is {scale}, expected a positive number or 0 for the pool's")
         return Call(self._client._connection, self.geometry, self.handle, op, items, layer_first=layer_first,
                     n_layers=n_layers, k_dtype=used["k"], v_dtype=used["v"], q_dtype=used["q"],
-                    out_dtype=dtypes.number_of(out_dtype) if has_q else dtypes.NONE, lse=lse, scale=scale)
+                    out_dtype=dtypes.number_of(out_dtype) if has_q else dtypes.NONE, lse=lse, scale=scale,
+                    fingerprint=self.fingerprint if used["k"] == dtypes.PACKED else 0)
 
     def _run_append(self, call, deadline):
         layers = range(call.layer_first, call.layer_first + call.n_layers)
@@ -235,25 +297,28 @@ class Session:
 
     # ---- storing ----
 
-    def append(self, sequence, layer, k, v, position=None, create=None, timeout=None):
+    def append(self, sequence, layer, k, v, position=None, create=None, timeout=None, packed=False):
         """Stores rows of one sequence on one layer; returns the sequence's length on that layer.
 
         create: None makes the sequence when it is new to this object; True insists (EXISTS if it is not new).
+        packed: the rows are packed here, or are already (uint8): see Session.
         """
         deadline = self._client._deadline(timeout)
-        call, _ = self._append_call([(sequence, k, v)], self._layer(layer), 1, False, position, create, deadline)
+        call, _ = self._append_call([(sequence, k, v)], self._layer(layer), 1, False, position, create, deadline,
+                                    packed=packed)
         self._run_append(call, deadline)
         return call.items[0].position + call.items[0].n_tokens
 
-    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, timeout=None):
+    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, timeout=None, packed=False):
         """Stores rows of one sequence on several layers at once: k is [layers, tokens, kv_heads, k_head_dim]."""
         deadline = self._client._deadline(timeout)
-        layer_first, n_layers = self._layers_of(k, layer_first)
-        call, _ = self._append_call([(sequence, k, v)], layer_first, n_layers, True, position, create, deadline)
+        layer_first, n_layers = self._layers_of(k, layer_first, packed)
+        call, _ = self._append_call([(sequence, k, v)], layer_first, n_layers, True, position, create, deadline,
+                                    packed=packed)
         self._run_append(call, deadline)
         return call.items[0].position + call.items[0].n_tokens
 
-    def append_batch(self, items, layer=None, create=None, timeout=None):
+    def append_batch(self, items, layer=None, create=None, timeout=None, packed=False):
         """Stores rows of many sequences: {sequence: (k, v)} or a list of (sequence, k, v).
 
         layer None: on all layers, and every k and v has a first axis for them. Returns the new lengths in the order
@@ -263,7 +328,7 @@ class Session:
         deadline = self._client._deadline(timeout)
         entries = _entries(items, 2)
         first, n = (0, self.geometry.n_layers) if layer is None else (self._layer(layer), 1)
-        call, _ = self._append_call(entries, first, n, layer is None, None, create, deadline)
+        call, _ = self._append_call(entries, first, n, layer is None, None, create, deadline, packed=packed)
         if not call.items:
             return []
         self._run_append(call, deadline)
@@ -469,6 +534,23 @@ def _whole(what, value, low, high):
 
 def _sequence(value):
     return _whole("sequence", value, 1, (1 << 64) - 1)
+
+
+def _n_tokens(sequence, k, v):
+    """Of rows with an axis for the layers."""
+    n_tokens, n_v = len(k[0]), len(v[0])
+    if n_tokens != n_v:
+        raise ArgumentError(f"sequence {sequence}: k has {n_tokens} tokens, v has {n_v}")
+    if n_tokens == 0:
+        raise ArgumentError(f"sequence {sequence}: there are no tokens")
+    return n_tokens
+
+
+def _is_packed(values):
+    """Whether these are packed rows, or a list of them over layers."""
+    if isinstance(values, (list, tuple)) and values:
+        values = values[0]
+    return getattr(values, "dtype", None) == np.uint8
 
 
 def _entries(items, n_values):
