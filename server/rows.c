@@ -286,9 +286,9 @@ static void reply_echo(struct srv_request *request)
 		request->header.body_bytes > in_start ? request->header.body_bytes - in_start : 0;
 	const uint64_t n = request->echo_bytes < have ? request->echo_bytes : have;
 	const uint64_t out_start = kvp_payload_start(KVP_BYTES(ping_reply), 0, 0);
-	const struct kvp_header header = {
+	struct kvp_header header = {
 		.opcode = KVP_OP_PING,
-		.flags = KVP_FLAG_RESPONSE,
+		.flags = KVP_FLAG_RESPONSE | (request->header.flags & KVP_FLAG_BODY_CRC),
 		.request_id = request->header.request_id,
 		.session = request->header.session,
 		.body_bytes = kvp_body_bytes(KVP_BYTES(ping_reply), 0, 0, request->echo_bytes),
@@ -303,13 +303,15 @@ static void reply_echo(struct srv_request *request)
 	};
 	uint8_t *body = request->out + KVP_HEADER_BYTES;
 
-	kvp_header_encode(&header, request->out);
 	memset(body, 0, (size_t)(header.body_bytes < out_start ? header.body_bytes : out_start));
 	kvp_ping_reply_encode(&reply, body);
 	if (request->echo_bytes > 0) {
 		memcpy(body + out_start, request->in + in_start, (size_t)n);
 		memset(body + out_start + n, 0, (size_t)(request->echo_bytes - n));
 	}
+	if (header.flags & KVP_FLAG_BODY_CRC)
+		header.body_crc = kvp_crc32c(0, body, (size_t)header.body_bytes);
+	kvp_header_encode(&header, request->out);
 	request->out_bytes = KVP_HEADER_BYTES + header.body_bytes;
 	kv_sm_move(&request->sm, REQ_REPLY);
 	kv_list_push_back(&conn->ready, &request->link);

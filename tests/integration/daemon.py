@@ -18,6 +18,7 @@ CAPTURE = next((ROOT / "tests/golden/captures").glob("*.safetensors"))
 DEMO = "name=demo,layers=2,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,blocks=64"
 EXACT = "name=exact,layers=2,q_heads=4,kv_heads=2,head_dim=32,k=f32,v=f32,block_size=16,blocks=64"
 BINARY = (BUILD / "server/tqkvd").read_bytes()
+IS_SANITIZED = b"__asan_init" in BINARY or b"__tsan_init" in BINARY
 # Sanitizers make everything slower; waits are bounds, not measurements.
 PATIENCE_S = 60
 
@@ -99,7 +100,7 @@ class Daemon:
 
     def is_sanitized(self):
         """A sanitizer's shadow memory says nothing about ours, and its time neither."""
-        return b"__asan_init" in BINARY or b"__tsan_init" in BINARY
+        return IS_SANITIZED
 
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

@@ -12,6 +12,7 @@ import unittest
 
 import numpy as np
 import tqkv
+from daemon import IS_SANITIZED
 
 ROOT = pathlib.Path(os.environ.get("KV_SOURCE_ROOT") or pathlib.Path(__file__).resolve().parents[2])
 ROWS = ROOT / "tests/golden/rows"
@@ -364,6 +365,7 @@ class BadFiles(Codec):
 
 
 class Large(Codec):
+    @unittest.skipIf(IS_SANITIZED, "a sanitizer's shadow memory is larger than the limit")
     def test_memory_does_not_grow_with_the_file(self):
         """400 MB of rows (a sparse file of zeros with a real end) under a limit of 128 MiB of address space."""
         n, d = 400000, 256

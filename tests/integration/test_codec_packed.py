@@ -12,7 +12,7 @@ import unittest
 
 import numpy as np
 import tqkv
-from daemon import Daemon
+from daemon import IS_SANITIZED, Daemon
 from tqkv import codec
 
 F32, PACKED = 1, 16
@@ -77,6 +77,8 @@ class Read(c.Structure):
 
 
 def library():
+    if IS_SANITIZED:
+        raise unittest.SkipTest("a sanitizer's runtime cannot be loaded into Python")
     lib = c.CDLL(os.path.join(os.environ["TQKV_BUILD"], "proto/client/libtqkv.so"))
     lib.tqkv_codec_format.restype = c.c_char_p
     lib.tqkv_codec_row_bytes.restype = c.c_uint32

@@ -32,6 +32,14 @@ static enum kv_dtype any_dtype(struct sim_peer *peer)
 	return (enum kv_dtype)(KV_DTYPE_F32 + below(peer, 3));
 }
 
+/* Packed rows too, where the server takes them. */
+static enum kv_dtype any_row_dtype(struct sim_peer *peer)
+{
+	if ((SRV_FEATURES & KVP_FEATURE_PACKED_INPUT) && chance(peer, 150))
+		return KV_DTYPE_PACKED;
+	return any_dtype(peer);
+}
+
 /* ---- flaws ---- */
 
 static void maybe_flaw(struct sim_peer *peer, struct sim_request *request)
@@ -46,8 +54,8 @@ static void maybe_flaw(struct sim_peer *peer, struct sim_request *request)
 
 	if (flaw == SIM_FLAW_KEEPS || flaw == SIM_FLAW_EARLY)
 		return;
-	if (flaw == SIM_FLAW_BODY_CRC && !is_rows)
-		return;
+	if (flaw == SIM_FLAW_BODY_CRC && request->opcode == KVP_OP_PING)
+		return; /* what a PING without echo carries is thrown away unread */
 	if (flaw >= SIM_FLAW_HANDLE_0 && !has_session)
 		return;
 	if (flaw == SIM_FLAW_HANDLE_0 && request->opcode == KVP_OP_PING)
@@ -62,6 +70,8 @@ static void maybe_flaw(struct sim_peer *peer, struct sim_request *request)
 
 static void send(struct sim_peer *peer, struct sim_request *request)
 {
+	if (chance(peer, 150))
+		request->flags |= KVP_FLAG_BODY_CRC;
 	maybe_flaw(peer, request);
 	sim_client_send(peer, request);
 }
@@ -234,8 +244,8 @@ static void choose_dtypes(struct sim_peer *peer, struct sim_request *request)
 		KVP_ROWS_NO_SINKS };
 
 	if (request->opcode != KVP_OP_DECODE) {
-		request->k_dtype = any_dtype(peer);
-		request->v_dtype = any_dtype(peer);
+		request->k_dtype = any_row_dtype(peer);
+		request->v_dtype = any_row_dtype(peer);
 	}
 	if (request->opcode == KVP_OP_APPEND)
 		return;
@@ -260,8 +270,6 @@ static void ask_rows(struct sim_peer *peer, uint16_t opcode, const struct sim_se
 	request->spec = sim_world_spec(peer->world, session->pool->spec->name);
 	choose_layers(peer, request);
 	choose_dtypes(peer, request);
-	if (chance(peer, 150))
-		request->flags |= KVP_FLAG_BODY_CRC;
 	if (chance(peer, 150))
 		request->flags |= KVP_FLAG_TIMINGS;
 	if (chance(peer, config->deadline_per_mille))

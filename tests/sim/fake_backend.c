@@ -9,6 +9,7 @@
 #include "core/number.h"
 #include "core/plan.h"
 #include "proto/crc32c.h"
+#include "tests/sim/payload.h"
 
 #define DEPTH_MAX 160u
 #define JOBS_MAX  16u
@@ -159,14 +160,16 @@ static void sim_host_free(struct kv_backend *base, void *memory, uint64_t n_byte
 /* ---- batches ---- */
 
 static uint32_t rows_crc(const struct kv_pool_spec *spec, const struct kv_rows *rows, bool is_v,
-	uint32_t n_layers, uint32_t n_tokens, uint32_t crc)
+	uint32_t layer_first, uint32_t n_layers, uint32_t n_tokens, uint32_t crc)
 {
-	const uint64_t token_bytes = (uint64_t)spec->kv_heads * (is_v ? spec->v_head_dim : spec->k_head_dim) *
-		kv_dtype_bytes((enum kv_dtype)rows->dtype);
+	const uint8_t *at = rows->base;
 
-	for (uint32_t l = 0; rows->base && l < n_layers; l++)
-		crc = kvp_crc32c(
-			crc, rows->base + l * rows->tokens_stride * token_bytes, n_tokens * token_bytes);
+	for (uint32_t l = layer_first; at && l < layer_first + n_layers; l++) {
+		const uint64_t token_bytes = sim_token_bytes(spec, l, is_v, (enum kv_dtype)rows->dtype);
+
+		crc = kvp_crc32c(crc, at, n_tokens * token_bytes);
+		at += rows->tokens_stride * token_bytes;
+	}
 	return crc;
 }
 
@@ -182,8 +185,8 @@ static uint32_t batch_crc(const struct kv_batch *batch)
 		crc = kvp_crc32c(crc, (const uint8_t *)op, sizeof(*op));
 		crc = kvp_crc32c(crc, (const uint8_t *)op->slots,
 			(size_t)spec->n_groups * op->n_tokens * sizeof(op->slots[0]));
-		crc = rows_crc(spec, &op->k, false, op->n_layers, op->n_tokens, crc);
-		crc = rows_crc(spec, &op->v, true, op->n_layers, op->n_tokens, crc);
+		crc = rows_crc(spec, &op->k, false, op->layer_first, op->n_layers, op->n_tokens, crc);
+		crc = rows_crc(spec, &op->v, true, op->layer_first, op->n_layers, op->n_tokens, crc);
 	}
 	for (uint32_t i = 0; i < batch->n_decodes; i++) {
 		const struct kv_decode_op *op = &batch->decodes[i];

@@ -21,7 +21,7 @@ static void round_to(enum kv_dtype dtype, float *values, uint32_t n)
 {
 	uint8_t narrow[4 * KV_HEAD_DIM_MAX];
 
-	if (dtype == KV_DTYPE_F32)
+	if (dtype == KV_DTYPE_F32 || dtype == KV_DTYPE_NONE)
 		return;
 	kv_rows_store(dtype, values, n, narrow);
 	kv_rows_load_f32(dtype, narrow, n, values);
@@ -65,10 +65,10 @@ uint64_t sim_token_bytes(const struct kv_pool_spec *spec, uint32_t layer, bool i
 	return spec->kv_heads * row_bytes;
 }
 
-/* One head's row as the pool stores it. */
-static void row_packed(const struct kv_row_codec *codec, uint32_t row_id, uint32_t layer, bool is_v,
+void sim_row_packed(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t layer, bool is_v,
 	uint32_t head, uint8_t *out)
 {
+	const struct kv_row_codec *codec = codec_of(spec, layer, is_v);
 	struct kv_row_scratch scratch;
 	float values[KV_HEAD_DIM_MAX];
 
@@ -88,7 +88,7 @@ void sim_token_read(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t l
 	float values[KV_HEAD_DIM_MAX];
 
 	for (uint32_t h = 0; h < spec->kv_heads; h++, out += row_bytes) {
-		row_packed(codec, row_id, layer, is_v, h, packed);
+		sim_row_packed(spec, row_id, layer, is_v, h, packed);
 		if (dtype == KV_DTYPE_PACKED) {
 			memcpy(out, packed, row_bytes);
 			continue;
@@ -105,7 +105,7 @@ static uint8_t *rows_of_head(const struct sim_attention *attention, bool is_v, u
 
 	SIM_CHECK(rows, "no memory for rows");
 	for (uint32_t t = 0; t < attention->n_tokens; t++)
-		row_packed(codec, attention->row_ids[t], attention->layer, is_v, head,
+		sim_row_packed(attention->spec, attention->row_ids[t], attention->layer, is_v, head,
 			rows + (uint64_t)t * codec->row_bytes);
 	return rows;
 }

@@ -12,14 +12,17 @@
 #include "core/pool_spec.h"
 #include "tests/sim/sim.h"
 
-/* dtypes: f32, f16 or bf16. */
+/* dtypes: f32, f16, bf16, or packed, which counts as 0 and rounds nothing before the row is encoded. */
 static inline uint32_t sim_row_id(uint32_t counter, enum kv_dtype k_dtype, enum kv_dtype v_dtype)
 {
-	return counter << 4 | (uint32_t)k_dtype << 2 | (uint32_t)v_dtype;
+	return counter << 4 | ((uint32_t)k_dtype & 3) << 2 | ((uint32_t)v_dtype & 3);
 }
 
 /* The row as floats, rounded to its dtype. dim <= KV_HEAD_DIM_MAX. */
 void sim_row_values(uint32_t row_id, uint32_t layer, bool is_v, uint32_t head, uint32_t dim, float *out);
+/* The row as the pool stores it. */
+void sim_row_packed(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t layer, bool is_v,
+	uint32_t head, uint8_t *out);
 /* A query row of all heads: [q_heads, k_head_dim], rounded to dtype. */
 void sim_query_values(const struct kv_pool_spec *spec, uint32_t query_id, enum kv_dtype dtype, float *out);
 

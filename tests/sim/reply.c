@@ -367,6 +367,9 @@ void sim_reply_check(struct sim_peer *peer, struct sim_request *request, const s
 		CHECK(header->session == request->session || request->flaw != SIM_FLAW_NONE,
 			"another session in the answer");
 	}
+	CHECK(!(request->flags & KVP_FLAG_BODY_CRC) || (header->flags & KVP_FLAG_BODY_CRC) ||
+			request->flaw != SIM_FLAW_NONE,
+		"no CRC in the answer to a frame with one");
 	if (is_error && !(request->opcode == KVP_OP_HELLO && request->flaw == SIM_FLAW_NONE))
 		check_error_frame(request, header, body);
 	CHECK(is_error || request->flaw == SIM_FLAW_NONE, "a bad frame was answered as if it was good");

@@ -103,6 +103,17 @@ static uint64_t align64(uint64_t n)
 	return (n + 63) & ~(uint64_t)63;
 }
 
+/* All rows of one side of the frame. */
+static uint64_t side_bytes(const struct sim_request *request, bool is_v, enum kv_dtype dtype)
+{
+	const uint64_t n_tokens = sim_request_n_tokens(request);
+	uint64_t n_bytes = 0;
+
+	for (uint32_t l = 0; l < request->n_layers; l++)
+		n_bytes += n_tokens * sim_token_bytes(request->spec, request->layer_first + l, is_v, dtype);
+	return n_bytes;
+}
+
 static void layout_rows(const struct sim_request *request, struct layout *layout)
 {
 	const struct kv_pool_spec *spec = request->spec;
@@ -112,12 +123,8 @@ static void layout_rows(const struct sim_request *request, struct layout *layout
 	layout->k_off = layout->v_off = layout->q_off = KVP_ABSENT;
 	if (n_tokens > 0) {
 		layout->k_off = 0;
-		end = n_tokens * request->n_layers * spec->kv_heads * spec->k_head_dim *
-			kv_dtype_bytes(request->k_dtype);
-		layout->v_off = align64(end);
-		end = layout->v_off +
-			n_tokens * request->n_layers * spec->kv_heads * spec->v_head_dim *
-				kv_dtype_bytes(request->v_dtype);
+		layout->v_off = align64(side_bytes(request, false, request->k_dtype));
+		end = layout->v_off + side_bytes(request, true, request->v_dtype);
 	}
 	if (n_q > 0) {
 		layout->q_off = align64(end);
@@ -200,6 +207,8 @@ static void put_rows_op(const struct sim_request *request, const struct layout *
 		.scale = request->scale,
 	};
 
+	if (request->k_dtype == KV_DTYPE_PACKED || request->v_dtype == KV_DTYPE_PACKED)
+		rows.fingerprint = request->spec->fingerprint;
 	if (request->flaw == SIM_FLAW_N_LAYERS)
 		rows.n_layers = 0;
 	else if (request->flaw == SIM_FLAW_LAYER_RANGE)
@@ -280,26 +289,46 @@ static void put_items(const struct sim_request *request, const struct layout *la
 
 /* ---- payload ---- */
 
-static void put_side(const struct sim_request *request, bool is_v, enum kv_dtype dtype, uint8_t *out)
+/* One row as it is sent; a bad one has a number that is not finite, packed ones at their end. */
+static uint8_t *put_row(const struct sim_request *request, uint32_t row_id, uint32_t layer, bool is_v,
+	uint32_t head, bool is_bad, uint8_t *out)
 {
 	const struct kv_pool_spec *spec = request->spec;
+	const enum kv_dtype dtype = is_v ? request->v_dtype : request->k_dtype;
 	const uint32_t dim = is_v ? spec->v_head_dim : spec->k_head_dim;
+	const uint64_t n_bytes = sim_token_bytes(spec, layer, is_v, dtype) / spec->kv_heads;
 	float row[KV_HEAD_DIM_MAX];
+
+	if (dtype == KV_DTYPE_PACKED) {
+		sim_row_packed(spec, row_id, layer, is_v, head, out);
+		if (is_bad)
+			memset(out + n_bytes - 4, 0xFF, 4); /* a norm, or numbers: NaN */
+		return out + n_bytes;
+	}
+	sim_row_values(row_id, layer, is_v, head, dim, row);
+	if (is_bad)
+		row[dim - 1] = NAN;
+	kv_rows_store(dtype, row, dim, out);
+	return out + n_bytes;
+}
+
+static void put_side(const struct sim_request *request, bool is_v, uint8_t *out)
+{
+	const uint32_t kv_heads = request->spec->kv_heads;
 
 	for (uint32_t l = 0; l < request->n_layers; l++) {
 		for (uint32_t i = 0; i < request->n_items; i++) {
 			const struct sim_item *item = &request->items[i];
 
-			for (uint32_t n = 0; n < item->n_tokens * spec->kv_heads; n++) {
-				const uint32_t t = n / spec->kv_heads, layer = request->layer_first + l;
+			for (uint32_t n = 0; n < item->n_tokens * kv_heads; n++) {
+				const uint32_t t = n / kv_heads, layer = request->layer_first + l;
 				const uint32_t row_id =
 					sim_row_id(item->row_counter + t, request->k_dtype, request->v_dtype);
 
-				sim_row_values(row_id, layer, is_v, n % spec->kv_heads, dim, row);
-				if (item->bad_row == t && item->bad_layer == layer && item->is_bad_v == is_v)
-					row[dim - 1] = NAN;
-				kv_rows_store(dtype, row, dim, out);
-				out += dim * kv_dtype_bytes(dtype);
+				const bool is_bad = item->bad_row == t && item->bad_layer == layer &&
+					item->is_bad_v == is_v;
+
+				out = put_row(request, row_id, layer, is_v, n % kv_heads, is_bad, out);
 			}
 		}
 	}
@@ -341,8 +370,8 @@ static void put_payload(const struct sim_request *request, const struct layout *
 		break;
 	default:
 		if (layout->k_off != KVP_ABSENT && sim_request_is_rows(request)) {
-			put_side(request, false, request->k_dtype, out + layout->k_off);
-			put_side(request, true, request->v_dtype, out + layout->v_off);
+			put_side(request, false, out + layout->k_off);
+			put_side(request, true, out + layout->v_off);
 		}
 		if (layout->q_off != KVP_ABSENT && sim_request_is_rows(request))
 			put_queries(request, out + layout->q_off);

@@ -23,7 +23,7 @@ enum sim_flaw {
 	SIM_FLAW_TOO_LARGE,
 	SIM_FLAW_ITEM_BYTES,
 	SIM_FLAW_RESPONSE,
-	SIM_FLAW_BODY_CRC, /* row operations only: found when the payload is complete */
+	SIM_FLAW_BODY_CRC, /* found when the body is complete */
 	SIM_FLAW_EARLY,    /* before HELLO */
 	SIM_FLAW_KEEPS,
 	SIM_FLAW_OPCODE,

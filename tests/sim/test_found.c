@@ -196,6 +196,34 @@ START_TEST(test_an_echo_renews_leases)
 }
 END_TEST
 
+/* Whoever sends a checksum gets one back, with every kind of answer. */
+START_TEST(test_every_answer_to_a_checksum_has_one)
+{
+	struct sim_config config = sim_config_plain(28);
+
+	sim_world_init(&world, &config);
+	struct sim_peer *peer = sim_script_connect(&world, 0);
+	const uint64_t handle = sim_script_open(peer, 0, NULL);
+	static const uint16_t opcodes[] = { KVP_OP_PING, KVP_OP_APPEND, KVP_OP_READ, KVP_OP_TELL,
+		KVP_OP_TRUNCATE, KVP_OP_CLOSE, KVP_OP_CLOSE };
+
+	for (uint32_t i = 0; i < KV_LENGTH(opcodes); i++) {
+		struct sim_request *request = sim_script_new(peer, opcodes[i], handle);
+
+		request->flags |= KVP_FLAG_BODY_CRC;
+		request->has_echo = opcodes[i] == KVP_OP_PING;
+		request->echo_bytes = 100;
+		if (opcodes[i] == KVP_OP_APPEND || opcodes[i] == KVP_OP_READ || opcodes[i] == KVP_OP_TRUNCATE)
+			sim_script_item(request, 1, 0, 5);
+		/* The second CLOSE is refused; its value is checked with every answer. */
+		ck_assert_int_eq(
+			sim_script_call(request), i + 1 < KV_LENGTH(opcodes) ? KV_OK : KV_STALE_HANDLE);
+		ck_assert(peer->reply.flags & KVP_FLAG_BODY_CRC);
+	}
+	sim_script_end(&world);
+}
+END_TEST
+
 /* A session's counts of rows are what it sent and read, once. */
 START_TEST(test_rows_of_a_session_are_counted_once)
 {
@@ -253,6 +281,7 @@ int main(void)
 	tcase_add_test(tcase, test_a_bad_body_crc_waits_for_a_reply_buffer);
 	tcase_add_test(tcase, test_a_hello_that_waits_for_us_is_not_late);
 	tcase_add_test(tcase, test_an_echo_renews_leases);
+	tcase_add_test(tcase, test_every_answer_to_a_checksum_has_one);
 	tcase_add_test(tcase, test_rows_of_a_session_are_counted_once);
 	tcase_add_test(tcase, test_a_taken_pool_name_is_no_lack_of_memory);
 	suite_add_tcase(suite, tcase);

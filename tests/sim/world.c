@@ -189,8 +189,14 @@ void sim_world_init(struct sim_world *world, const struct sim_config *config)
 
 static void free_request(struct sim_request *request)
 {
-	for (uint32_t i = 0; i < request->n_items; i++)
+	for (uint32_t i = 0; i < request->n_items; i++) {
+		struct sim_sequence *sequence = request->items[i].planned_on;
+
+		/* Never finished: of an orphan, the last item has the last pointer. */
+		if (sequence && sequence->is_orphan && --sequence->n_pending == 0)
+			sim_sequence_free(sequence);
 		free(request->items[i].row_ids);
+	}
 	free(request);
 }
 
