@@ -12,7 +12,6 @@
  */
 #include "server/internal.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "core/memory.h"

@@ -229,7 +229,7 @@ void srv_scheduler_seal(struct srv_server *server)
 
 /* ---- reaping ---- */
 
-static void finish_entry(struct srv_server *server, struct srv_flight *flight, const struct srv_entry *entry)
+static void finish_entry(struct srv_flight *flight, const struct srv_entry *entry)
 {
 	struct srv_request *request = entry->request;
 	struct kv_item *item = &request->items[entry->item_idx];
@@ -249,7 +249,6 @@ static void finish_entry(struct srv_server *server, struct srv_flight *flight, c
 	request->n_items_done++;
 	if (request->n_items_done == request->n_items)
 		srv_request_finish(request);
-	(void)server;
 }
 
 static void finish_flights(struct srv_server *server, struct srv_lane *lane)
@@ -268,7 +267,7 @@ static void finish_flights(struct srv_server *server, struct srv_lane *lane)
 		lane->flight_first = (lane->flight_first + 1) % SRV_PLANS_PER_LANE;
 		lane->n_flights--;
 		for (uint32_t i = 0; i < flight->n_entries; i++)
-			finish_entry(server, flight, &flight->entries[i]);
+			finish_entry(flight, &flight->entries[i]);
 	}
 }
 

@@ -148,7 +148,6 @@ void srv_request_free(struct srv_server *server, struct srv_request *request)
 	struct srv_slots *slots = request->slots;
 	struct srv_conn *conn = request->conn;
 
-	(void)server;
 	if (conn) {
 		conn->n_slots_used[slots == &server->slots[1]]--;
 		conn->n_inflight--;
