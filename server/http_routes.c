@@ -330,9 +330,12 @@ static bool is_refused_by_headers(
 		*result = refuse(request, KV_BAD_ARG, "Host, Origin and Content-Type may stand once each");
 		return true;
 	}
-	if (!host || !srv_http_host_is_allowed(host, http->host, http->options->insecure)) {
+	if (!host ||
+		(!srv_http_host_is_allowed(host, http->host, http->options->insecure) &&
+			!srv_http_host_is_allowed(host, http->options->http_name, false))) {
 		snprintf(detail, sizeof(detail),
-			"Host '%.80s' is neither the bound address nor a loopback address", host ? host : "");
+			"Host '%.80s' is neither the bound address nor a loopback address nor http_name",
+			host ? host : "");
 		*result = srv_http_problem(request, MHD_HTTP_FORBIDDEN, "FORBIDDEN", detail);
 		return true;
 	}

@@ -25,6 +25,8 @@
 #define SRV_OPTION_MAP(N, B, S, E, F)                                                                     \
 	S(http, "127.0.0.1:7871",                                                                         \
 		"control API address HOST:PORT, port 0 picks a free one, 'off' disables it")              \
+	S(http_name, "localhost",                                                                         \
+		"name by which others reach the control API: accepted as Host beside the bound address")  \
 	E(backend, "auto", "auto|cpu|cuda", "which backend serves")                                       \
 	E(io, "auto", "auto|io_uring|epoll", "event loop")                                                \
 	E(log_level, "info", "error|warning|info|debug", "least severe level that is written")            \

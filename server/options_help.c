@@ -25,7 +25,7 @@ static const struct {
 	size_t n;
 	enum srv_option_idx members[GROUP_MAX];
 } groups[] = {
-	{ "Addresses", 3, { IDX(http), IDX(socket_mode), IDX(insecure) } },
+	{ "Addresses", 4, { IDX(http), IDX(http_name), IDX(socket_mode), IDX(insecure) } },
 	{ "Backend and memory", 5, { IDX(backend), IDX(memory), IDX(threads), IDX(io), IDX(busy_poll_us) } },
 	{ "Limits", 6,
 		{ IDX(frame_bytes_max), IDX(connections_max), IDX(sessions_max), IDX(sequences_max),
@@ -54,7 +54,9 @@ static const char *value_word(const struct srv_option_row *row)
 	if (has_suffix(row->name, "_us"))
 		return "MICROSECONDS";
 	if (row->kind == SRV_OPTION_TEXT)
-		return row == &srv_option_rows[IDX(http)] ? "HOST:PORT" : "SIZE";
+		return row == &srv_option_rows[IDX(http)] ? "HOST:PORT"
+			: has_suffix(row->name, "_name")  ? "NAME"
+							  : "SIZE";
 	return "NUMBER";
 }
 

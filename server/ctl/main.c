@@ -10,6 +10,7 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 static const struct srv_command *const commands[] = {
 	&srv_cmd_ping,
+	&srv_cmd_ready,
 	&srv_cmd_info,
 	&srv_cmd_occupancy,
 	&srv_cmd_sessions,

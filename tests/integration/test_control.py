@@ -477,6 +477,17 @@ class Pools(Case):
         self.assertEqual(self.pool_names(), ["demo", "exact"])
 
 
+class Named(Case):
+    options = ("--http-name", "tqkvd.example")
+
+    def test_the_name_that_others_use_is_a_host(self):
+        """Inside a compose network the daemon is reached by its service's name; that one and no other may stand there."""
+        for host in ("tqkvd.example", "TQKVD.example:7871", "localhost:7871"):
+            self.assertEqual(self.daemon.request("GET", "/v1/info", None, {"Host": host})[0], 200, host)
+        for host in ("example", "x.tqkvd.example", "tqkvd.example.evil"):
+            self.problem(403, "FORBIDDEN", "GET", "/v1/info", None, {"Host": host})
+
+
 class Secrets(Case):
     def test_no_route_tells_the_environment_or_a_file(self):
         """FAILURES W13: neither values nor names of the environment, nor files."""

@@ -105,6 +105,12 @@ class Questions(WithDaemon):
         answer = self.json("info")
         self.assertEqual(answer["info"]["pid"] if "info" in answer else answer["pid"], self.daemon.process.pid)
 
+    def test_ready(self):
+        """What health checks call: one word and exit code 0; deep runs a decode. A daemon that is not there: exit code 1."""
+        self.assertEqual(self.text("ready"), "ready\n")
+        self.assertEqual(self.text("ready", "--deep"), "ready\n")
+        self.assertIsInstance(self.json("ready"), dict)
+
     def test_occupancy_and_sessions(self):
         with frames.Raw(self.daemon.addr) as raw:
             raw.hello()
@@ -336,6 +342,7 @@ class CommandLine(unittest.TestCase):
                 (["--addr", "tcp:127.0.0.1", "ping"], ["tcp:127.0.0.1"]),
                 (["--addr", f"unix:{folder}/{'x' * 200}", "ping"], ["x" * 50]),
                 (["--http", "127.0.0.1:1", "info"], ["127.0.0.1:1", "refused"]),
+                (["--http", "127.0.0.1:1", "ready"], ["127.0.0.1:1", "refused"]),
                 (["--http", "banana", "info"], ["banana", "HOST:PORT"]),
                 (["--http", "127.0.0.1:1", "occupancy"], ["127.0.0.1:1"]),
                 (["--http", "127.0.0.1:1", "sessions"], ["127.0.0.1:1"]),

@@ -282,7 +282,8 @@ START_TEST(test_http_host)
 	for (size_t i = 0; i < KV_LENGTH(bad); i++) {
 		snprintf(line, sizeof(line), "Host: %s\r\n", bad[i]);
 		ask("GET", "/v1/info", line, NULL);
-		assert_problem(403, "FORBIDDEN", "is neither the bound address nor a loopback address");
+		assert_problem(403, "FORBIDDEN",
+			"is neither the bound address nor a loopback address nor http_name");
 		ask("GET", "/nothing", line, NULL);
 		assert_problem(403, "FORBIDDEN", "Host '");
 	}
