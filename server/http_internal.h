@@ -97,6 +97,11 @@ enum MHD_Result srv_http_finish(struct srv_http_request *request);
 enum MHD_Result srv_http_problem(
 	struct srv_http_request *request, unsigned http_status, const char *code, const char *detail);
 
+/* http_dashboard.c: GET / and the two files that its page loads. */
+enum MHD_Result srv_http_answer_page(struct srv_http_request *request);
+enum MHD_Result srv_http_answer_style(struct srv_http_request *request);
+enum MHD_Result srv_http_answer_script(struct srv_http_request *request);
+
 /* Hands the call to the loop (or frees it where that is impossible) and suspends; finish() follows in every
  * case. */
 void srv_http_post(struct srv_http_request *request, struct srv_http_call *call);

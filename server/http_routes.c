@@ -179,6 +179,9 @@ static enum kv_status prepare_pool_delete(
 }
 
 static const struct srv_http_route routes[] = {
+	{ .method = "GET", .path = "/", .answer = srv_http_answer_page },
+	{ .method = "GET", .path = "/dashboard.css", .answer = srv_http_answer_style },
+	{ .method = "GET", .path = "/dashboard.js", .answer = srv_http_answer_script },
 	{ .method = "GET", .path = "/livez", .answer = answer_live },
 	{ "GET", "/readyz", false, PARAM_DEEP, 200, SRV_CONTROL_READY, NULL, NULL, srv_view_ready },
 	/* The view of /metrics needs the options as well: srv_http_finish() calls it. */
