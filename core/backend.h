@@ -52,6 +52,11 @@ struct kv_update_op {
 	uint32_t layer_first, n_layers, n_tokens;
 	const int64_t *slots; /* [n_groups, n_tokens]: block * block_size + offset in the layer's group;
 				 negative = skip */
+	/*
+	 * Where the rows are kept as bf16 as well, in pools with exact_tokens: ring block * block_size +
+	 * offset, the same on all layers, [n_tokens]; negative = not kept. NULL: none is.
+	 */
+	const int64_t *exact_slots;
 	struct kv_rows k, v;
 };
 
@@ -64,11 +69,22 @@ struct kv_decode_op {
 	uint32_t window;        /* 0 = none; the layer's and the request's already combined */
 	float scale;            /* > 0; the layer's or the request's */
 	uint8_t q_dtype, out_dtype;
-	uint8_t flags;         /* enum kv_decode_flag */
-	const uint32_t *table; /* [ceil(n_tokens_seen / block_size)] block ids in the layer's group */
-	const uint8_t *q;      /* [q_len, q_heads, k_head_dim] of q_dtype */
-	uint8_t *out;          /* [q_len, q_heads, v_head_dim] of out_dtype */
-	float *lse;            /* [q_len, q_heads], natural logarithm, or NULL */
+	uint8_t flags; /* enum kv_decode_flag */
+	/*
+	 * [ceil(n_tokens_seen / block_size)] block ids in the layer's group; KV_BLOCK_NONE where a block was
+	 * freed because no window reaches it: such an entry is not used.
+	 */
+	const uint32_t *table;
+	/*
+	 * Tokens from exact_lo on are read from ring blocks in place of pages, in the same softmax. NULL:
+	 * none. [ceil(n_tokens_seen / block_size) - exact_lo / block_size] ring block ids, one per block of
+	 * tokens from that of exact_lo on; the first and the last may be the same one.
+	 */
+	const uint32_t *exact_table;
+	uint32_t exact_lo;
+	const uint8_t *q; /* [q_len, q_heads, k_head_dim] of q_dtype */
+	uint8_t *out;     /* [q_len, q_heads, v_head_dim] of out_dtype */
+	float *lse;       /* [q_len, q_heads], natural logarithm, or NULL */
 };
 enum kv_decode_flag {
 	KV_DECODE_Q_ROTATED = 1,
@@ -84,6 +100,12 @@ struct kv_transfer_op {
 	uint32_t result_idx;
 	uint32_t layer_first, n_layers, n_tokens;
 	const int64_t *slots; /* [n_groups, n_tokens], none negative */
+	/*
+	 * READ of the exact window: on layer layer_first + l, tokens from exact_first[l] on are read from
+	 * exact_slots (as in updates) in place of slots. NULL: all from pages.
+	 */
+	const int64_t *exact_slots;  /* [n_tokens] */
+	const uint32_t *exact_first; /* [n_layers] */
 	struct kv_rows k, v;
 	bool is_import;
 };

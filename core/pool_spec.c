@@ -252,12 +252,12 @@ static enum kv_status read_groups(const struct kv_spec_reader *reader, struct kv
 {
 	const json_t *value = json_object_get(reader->json, "groups");
 
-	made->base.n_groups = 1;
+	made->base.n_groups = made->base.n_tables = 1;
 	if (!value)
 		return KV_OK; /* all layers in group 0 */
 	if (!json_is_array(value) || json_array_size(value) < 1 || json_array_size(value) > KV_GROUPS_MAX)
 		return kv_spec_refuse(reader, "groups", value, "an array of 1 to 8 arrays of layer numbers");
-	made->base.n_groups = (uint32_t)json_array_size(value);
+	made->base.n_groups = made->base.n_tables = (uint32_t)json_array_size(value);
 	for (uint32_t l = 0; l < made->base.n_layers; l++)
 		made->layers[l].group_idx = GROUP_NONE;
 	for (uint32_t g = 0; g < made->base.n_groups; g++) {

@@ -21,10 +21,12 @@
 
 #define KV_POOL_NAME_BYTES_MAX 64u
 #define KV_GROUPS_MAX          8u
+#define KV_TABLES_MAX          (KV_GROUPS_MAX + 1) /* block tables of a sequence: groups, and the exact window */
 #define KV_LAYERS_MAX          1024u
 #define KV_HEADS_MAX           1024u
 #define KV_HEAD_DIM_MAX        256u
 #define KV_BLOCKS_MAX          (1u << 30)
+#define KV_BLOCK_NONE          UINT32_MAX /* entry of a block table whose block was freed */
 /* A reply of POOL_INFO holds it; pools of hundreds of layers with a format each may come near. */
 #define KV_POOL_JSON_BYTES_MAX 32000u
 /* Lists of channels that pools of recipes may have, beside the default: 80 layers of 256 KV heads, K and V.
@@ -74,7 +76,12 @@ struct kv_pool_spec {
 	uint32_t n_layers, q_heads, kv_heads, k_head_dim, v_head_dim;
 	uint32_t block_size; /* tokens: 16, 32 or 64 */
 	uint32_t n_groups;
-	uint32_t n_blocks[KV_GROUPS_MAX]; /* per group */
+	/*
+	 * Kinds of blocks, each with a block pool and a table per sequence: the groups, and behind them,
+	 * where exact_tokens is not 0, the ring blocks of the exact window, which hold all layers.
+	 */
+	uint32_t n_tables;
+	uint32_t n_blocks[KV_TABLES_MAX]; /* per kind */
 	uint32_t tokens_max; /* per sequence; at most block_size * n_blocks of the smallest group */
 	const struct kv_layer_spec *layers; /* [n_layers] */
 	bool has_k_center;                  /* some layer has one: all have */
@@ -84,8 +91,14 @@ struct kv_pool_spec {
 	uint64_t fingerprint;
 	const char *canonical_json; /* zero-terminated */
 	uint32_t canonical_json_bytes;
-	/* Row bytes of one token, summed over kv_heads and over the layers of a group, K and V. */
-	uint64_t token_bytes[KV_GROUPS_MAX];
+	/* Row bytes of one token, summed over kv_heads and over the layers of a kind of blocks, K and V. */
+	uint64_t token_bytes[KV_TABLES_MAX];
+	/*
+	 * The newest exact_tokens tokens of a sequence are kept as bf16 beside their pages (FORMATS 5.5); a
+	 * multiple of block_size, 0: none. exact_k and exact_v are the codecs of these rows, NULL without.
+	 */
+	uint32_t exact_tokens;
+	const struct kv_row_codec *exact_k, *exact_v;
 };
 
 /*

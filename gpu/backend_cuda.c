@@ -185,9 +185,13 @@ static enum kv_status cuda_pool_check(
 	struct kv_backend *base, const struct kv_pool_spec *spec, uint64_t *arena_bytes, struct kv_error *err)
 {
 	struct kvg_image *image = NULL;
-	const enum kv_status status = kvg_image_create(spec, false, &image, err);
 
 	(void)base;
+	if (spec->exact_tokens > 0)
+		return kv_fail(err, KV_UNSUPPORTED, "exact_tokens: the CUDA backend keeps no exact window");
+
+	const enum kv_status status = kvg_image_create(spec, false, &image, err);
+
 	if (status != KV_OK)
 		return status;
 	*arena_bytes = kv_round_up_u64(image->arena_bytes, PAGE_BYTES);
