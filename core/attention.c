@@ -95,9 +95,28 @@ static struct kv_row_list find_rows(const struct kv_row_codec *codec, const stru
 	};
 }
 
+/* Caps and slopes of a piece's logits, of which the first is that of token `first`; returns the greatest. */
+static double bend_logits(const struct kv_attention_options *options, uint32_t query_idx, uint32_t position,
+	uint32_t first, uint32_t n_tokens, double *logits)
+{
+	const double cap = (double)options->softcap;
+	const double slope = options->slopes ? (double)options->slopes[query_idx] : 0;
+	double max = -INFINITY;
+
+	for (uint32_t t = 0; t < n_tokens; t++) {
+		if (cap > 0)
+			logits[t] = cap * tanh(logits[t] / cap);
+		if (options->slopes)
+			logits[t] += slope * ((double)(first + t) - (double)position);
+		max = logits[t] > max ? logits[t] : max;
+	}
+	return max;
+}
+
 /* Takes tokens [first, end) into the softmax and the weighted sums of n_queries queries. */
 static void take_piece(const struct kv_attention_input *input, const struct kv_attention_options *options,
-	uint32_t n_queries, uint32_t first, uint32_t end, struct kv_attention_scratch *scratch)
+	uint32_t query_first, uint32_t n_queries, uint32_t first, uint32_t end,
+	struct kv_attention_scratch *scratch)
 {
 	const struct kv_row_kernels *kernels = kv_row_kernels();
 	struct kv_row_list rows = find_rows(input->k_codec, &input->k, first, end, scratch);
@@ -105,14 +124,45 @@ static void take_piece(const struct kv_attention_input *input, const struct kv_a
 	kv_row_list_score(
 		&rows, scratch->q_prepared, n_queries, scratch->weights[0], KV_ATTENTION_PIECE_TOKENS);
 	for (uint32_t n = 0; n < n_queries; n++) {
-		const double piece_max = kernels->finish_logits(
+		double piece_max = kernels->finish_logits(
 			scratch->weights[n], end - first, (double)options->scale, scratch->logit_offset[n]);
 
+		if (options->softcap > 0 || options->slopes)
+			piece_max = bend_logits(options, query_first + n, input->tokens.hi - 1, first,
+				end - first, scratch->weights[n]);
 		take_weights(scratch, n, end - first, piece_max, input->v_codec->prepared_dim);
 	}
 	rows = find_rows(input->v_codec, &input->v, first, end, scratch);
 	kv_row_list_accumulate(
 		&rows, scratch->weights[0], KV_ATTENTION_PIECE_TOKENS, n_queries, scratch->acc);
+}
+
+static void take_tokens(const struct kv_attention_input *input, const struct kv_attention_options *options,
+	uint32_t query_first, uint32_t n_queries, uint32_t lo, uint32_t hi,
+	struct kv_attention_scratch *scratch)
+{
+	for (uint32_t first = lo; first < hi;) {
+		const uint32_t piece = KV_ATTENTION_PIECE_TOKENS - first % KV_ATTENTION_PIECE_TOKENS;
+		const uint32_t end = first + (hi - first < piece ? hi - first : piece);
+
+		take_piece(input, options, query_first, n_queries, first, end, scratch);
+		first = end;
+	}
+}
+
+/* Adds the sink to the denominator; returns what the weighted sum is multiplied by. */
+static double close_softmax(const float *sink, double *max, double *sum)
+{
+	double shrink = 1;
+
+	if (sink) {
+		const double logit = (double)*sink, top = logit > *max ? logit : *max;
+
+		shrink = exp(*max - top);
+		*sum = *sum * shrink + exp(logit - top);
+		*max = top;
+	}
+	return shrink / *sum;
 }
 
 /* One pass over the rows for queries [query_first, query_first + n_queries). */
@@ -134,19 +184,14 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 		scratch->max[n] = -INFINITY;
 		scratch->sum[n] = 0;
 	}
-	for (uint32_t first = input->token_lo; first < input->token_hi;) {
-		const uint32_t piece = KV_ATTENTION_PIECE_TOKENS - first % KV_ATTENTION_PIECE_TOKENS;
-		const uint32_t left = input->token_hi - first;
-		const uint32_t end = first + (left < piece ? left : piece);
-
-		take_piece(input, options, n_queries, first, end, scratch);
-		first = end;
-	}
+	take_tokens(input, options, query_first, n_queries, 0, input->tokens.first_hi, scratch);
+	take_tokens(input, options, query_first, n_queries, input->tokens.lo, input->tokens.hi, scratch);
 	for (uint32_t n = 0; n < n_queries; n++) {
 		const size_t query_idx = query_first + n;
+		const double factor = close_softmax(options->sinks ? options->sinks + query_idx : NULL,
+			&scratch->max[n], &scratch->sum[n]);
 
-		finish_query(
-			input, scratch->acc + n * acc_length, 1.0 / scratch->sum[n], out + query_idx * v_dim);
+		finish_query(input, scratch->acc + n * acc_length, factor, out + query_idx * v_dim);
 		if (lse)
 			lse[query_idx] = (float)(scratch->max[n] + log(scratch->sum[n]));
 	}
@@ -156,10 +201,11 @@ void kv_attention_rows(const struct kv_attention_input *input, const struct kv_a
 	struct kv_attention_scratch *scratch, float *out, float *lse)
 {
 	KV_ASSERT(input->n_queries >= 1);
-	if (input->token_lo >= input->token_hi) {
+	KV_ASSERT(input->tokens.first_hi <= input->tokens.lo);
+	if (input->tokens.lo >= input->tokens.hi) {
 		memset(out, 0, (size_t)input->n_queries * input->v_codec->head_dim * sizeof(*out));
 		for (uint32_t n = 0; lse && n < input->n_queries; n++)
-			lse[n] = -INFINITY;
+			lse[n] = options->sinks ? options->sinks[n] : -INFINITY;
 		return;
 	}
 	for (uint32_t first = 0; first < input->n_queries; first += KV_ATTENTION_QUERIES_MAX) {
@@ -172,27 +218,39 @@ void kv_attention_rows(const struct kv_attention_input *input, const struct kv_a
 
 static double exact_logit(const struct kv_attention_exact_input *input, uint32_t token_idx)
 {
-	double product = 0;
+	double logit = 0;
 
-	if (!input->k)
-		return 0;
+	if (input->k) {
+		const float *k = input->k + token_idx * input->k_stride;
 
-	const float *k = input->k + token_idx * input->k_stride;
+		for (uint32_t i = 0; i < input->k_dim; i++)
+			logit += (double)input->q[i] * (double)k[i];
+	}
+	logit = input->scale * logit + input->logit_offset;
+	if (input->softcap > 0)
+		logit = input->softcap * tanh(logit / input->softcap);
+	return logit - input->slope * ((double)input->tokens.hi - 1 - (double)token_idx);
+}
 
-	for (uint32_t i = 0; i < input->k_dim; i++)
-		product += (double)input->q[i] * (double)k[i];
-	return input->scale * product;
+/* The next token that is seen; begin with UINT32_MAX. */
+static uint32_t next_token(const struct kv_attention_range *tokens, uint32_t token_idx)
+{
+	const uint32_t next = token_idx + 1;
+
+	return next >= tokens->first_hi && next < tokens->lo ? tokens->lo : next;
 }
 
 void kv_attention_exact(const struct kv_attention_exact_input *input, double *out, double *lse)
 {
-	double max = -INFINITY, sum = 0;
+	const struct kv_attention_range *tokens = &input->tokens;
+	double max = input->sink ? *input->sink : -INFINITY, sum;
 
 	for (uint32_t i = 0; i < input->v_dim; i++)
 		out[i] = 0;
-	for (uint32_t t = input->token_lo; t < input->token_hi; t++)
+	for (uint32_t t = next_token(tokens, UINT32_MAX); t < tokens->hi; t = next_token(tokens, t))
 		max = fmax(max, exact_logit(input, t));
-	for (uint32_t t = input->token_lo; t < input->token_hi; t++) {
+	sum = input->sink ? exp(*input->sink - max) : 0;
+	for (uint32_t t = next_token(tokens, UINT32_MAX); t < tokens->hi; t = next_token(tokens, t)) {
 		const double weight = exp(exact_logit(input, t) - max);
 		const float *v = input->v + t * input->v_stride;
 
@@ -200,11 +258,7 @@ void kv_attention_exact(const struct kv_attention_exact_input *input, double *ou
 		for (uint32_t i = 0; i < input->v_dim; i++)
 			out[i] += weight * (double)v[i];
 	}
-	if (input->token_lo >= input->token_hi) {
-		*lse = -INFINITY;
-		return;
-	}
-	for (uint32_t i = 0; i < input->v_dim; i++)
+	for (uint32_t i = 0; tokens->lo < tokens->hi && i < input->v_dim; i++)
 		out[i] /= sum;
-	*lse = max + log(sum);
+	*lse = max + log(sum); /* -infinity where there is nothing */
 }

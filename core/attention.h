@@ -48,14 +48,46 @@ static inline const uint8_t *kv_row_view_at(const struct kv_row_view *view, uint
 }
 
 /*
- * What the layer and the query head ask for. A zeroed option is off, so that an initialiser that names only
- * `scale` stays right when options are added. The order in which a logit is made: scale * <q, k>, then what
- * belongs to the query alone, then what depends on the position, then the cap; sinks join the denominator
- * last.
+ * What the layer and the query heads ask for. A zeroed option is off, so that an initialiser that names only
+ * `scale` stays right when options are added. How a logit is made, in this order (core/DESIGN.md says why):
+ *
+ *	x = scale * <q, k> + scale * <q, k_center>
+ *	x = softcap * tanh(x / softcap)
+ *	x = x + slope * (position of k - position of q), the latter being tokens.hi - 1
+ *
+ * A sink joins the denominator after all tokens, as one more logit without a value.
  */
 struct kv_attention_options {
-	float scale; /* usually 1 / sqrt(k head_dim) */
+	float scale;         /* usually 1 / sqrt(k head_dim) */
+	float softcap;       /* 0: none */
+	const float *slopes; /* ALiBi, [n_queries]; NULL: none */
+	const float *sinks;  /* [n_queries]; NULL: none */
 };
+
+/*
+ * The tokens that one query row sees: [0, first_hi) and [lo, hi), first_hi <= lo. The former are the tokens
+ * that stay although the window has moved on, none when the window reaches them or there is none.
+ */
+struct kv_attention_range {
+	uint32_t first_hi, lo, hi;
+};
+
+/*
+ * Of row `row` of q_len, which ends at token n_tokens_seen - q_len + 1 + row; nothing where that is not
+ * positive. window 0: all tokens.
+ */
+static inline struct kv_attention_range kv_attention_range(
+	uint32_t n_tokens_seen, uint32_t q_len, uint32_t row, uint32_t window, uint32_t sink_tokens)
+{
+	const uint64_t end = (uint64_t)n_tokens_seen + 1 + row;
+	struct kv_attention_range range = { .hi = end > q_len ? (uint32_t)(end - q_len) : 0 };
+
+	if (window == 0 || range.hi <= window || range.hi - window <= sink_tokens)
+		return range;
+	range.first_hi = sink_tokens;
+	range.lo = range.hi - window;
+	return range;
+}
 
 struct kv_attention_input {
 	const struct kv_row_codec *k_codec;
@@ -64,9 +96,7 @@ struct kv_attention_input {
 	struct kv_row_view v;
 	const float *q; /* [n_queries, k head_dim]: all query heads of this KV head, or any part of them */
 	uint32_t n_queries; /* at least 1 */
-	/* Attends to tokens [token_lo, token_hi): a window of W over L tokens is [max(0, L - W), L). */
-	uint32_t token_lo;
-	uint32_t token_hi;
+	struct kv_attention_range tokens;
 	/*
 	 * The caller rotated q already, or wants the output in the basis of the stored rows. Only for codecs
 	 * of one basis (kv_row_codec_has_one_basis); without a rotation it changes nothing.
@@ -95,8 +125,8 @@ struct kv_attention_scratch {
 
 /*
  * out[n_queries, v head_dim], in the channels' own basis; lse[n_queries], the natural logarithm of the
- * softmax denominator, or NULL. Nothing to attend to (token_lo >= token_hi): out is 0 and lse -infinity; no
- * row and no table entry is read. A query's result does not depend on the other queries.
+ * softmax denominator, or NULL. No token to attend to: out is 0 and lse -infinity, or the sink's logit where
+ * there is one; no row and no table entry is read. A query's result does not depend on the other queries.
  */
 void kv_attention_rows(const struct kv_attention_input *input, const struct kv_attention_options *options,
 	struct kv_attention_scratch *scratch, float *out, float *lse);
@@ -114,9 +144,12 @@ struct kv_attention_exact_input {
 	uint64_t v_stride;
 	uint32_t k_dim;
 	uint32_t v_dim;
-	uint32_t token_lo;
-	uint32_t token_hi;
+	struct kv_attention_range tokens;
 	double scale;
+	double softcap;      /* 0: none */
+	double slope;        /* ALiBi; 0: none */
+	const double *sink;  /* NULL: none */
+	double logit_offset; /* added to every scaled product: scale * <q, k_center> */
 };
 void kv_attention_exact(const struct kv_attention_exact_input *input, double *out, double *lse);
 

@@ -309,7 +309,12 @@ static bool run_queries(const struct kv_pool_spec *spec, const struct kv_decode_
 	const uint64_t query_idx = (uint64_t)row * spec->q_heads + first;
 	const uint32_t k_dim = spec->k_head_dim, v_dim = spec->v_head_dim;
 	const enum kv_dtype q_dtype = (enum kv_dtype)op->q_dtype, out_dtype = (enum kv_dtype)op->out_dtype;
-	const struct kv_attention_options options = { .scale = op->scale };
+	const struct kv_layer_spec *layer = &spec->layers[op->layer];
+	const bool has_sinks = layer->sinks && !(op->flags & KV_DECODE_NO_SINKS);
+	const struct kv_attention_options options = { .scale = op->scale,
+		.softcap = layer->softcap,
+		.slopes = layer->alibi ? layer->alibi + first : NULL,
+		.sinks = has_sinks ? layer->sinks + first : NULL };
 
 	kv_rows_load_f32(
 		q_dtype, op->q + query_idx * k_dim * kv_dtype_bytes(q_dtype), (size_t)n * k_dim, scratch->q);
@@ -344,12 +349,8 @@ static struct kv_finding run_decode(const struct kv_batch_pages *pages, const st
 		(input.out_is_rotated && !kv_row_codec_has_one_basis(layer->v)))
 		return finding_at(op->result_idx, KV_UNSUPPORTED, op->layer, 0);
 	for (uint32_t row = 0; row < op->q_len; row++) {
-		/* Row i sees n_tokens_seen - q_len + 1 + i; nothing where that is not positive. */
-		const uint64_t end = (uint64_t)op->n_tokens_seen + 1 + row;
-		const uint32_t n_seen = end > op->q_len ? (uint32_t)(end - op->q_len) : 0;
-
-		input.token_hi = n_seen;
-		input.token_lo = op->window != 0 && n_seen > op->window ? n_seen - op->window : 0;
+		input.tokens =
+			kv_attention_range(op->n_tokens_seen, op->q_len, row, op->window, layer->sink_tokens);
 		for (uint32_t i = 0; i < n_heads; i += KV_ATTENTION_QUERIES_MAX) {
 			const uint32_t left = n_heads - i;
 			const uint32_t n = left < KV_ATTENTION_QUERIES_MAX ? left : KV_ATTENTION_QUERIES_MAX;
@@ -407,8 +408,9 @@ uint64_t kv_batch_n_tasks(
 
 static uint64_t decode_rows(const struct kv_pool_spec *spec, const struct kv_decode_op *op)
 {
-	const uint32_t n_seen =
-		op->window != 0 && op->window < op->n_tokens_seen ? op->window : op->n_tokens_seen;
+	const struct kv_attention_range range =
+		kv_attention_range(op->n_tokens_seen, 1, 0, op->window, spec->layers[op->layer].sink_tokens);
+	const uint32_t n_seen = range.hi - range.lo + range.first_hi;
 
 	/* Every K and V row is expanded once and multiplied once per query head; two products count as one.
 	 */

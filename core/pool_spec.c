@@ -9,7 +9,6 @@
 #include "core/memory.h"
 #include "core/pool_spec_internal.h"
 
-#define TOKENS_MAX (UINT32_MAX - 1) /* UINT32_MAX is no length: DECODE uses it for "all" */
 #define GROUP_NONE UINT32_MAX
 
 static const struct kv_pool_member members[] = {
@@ -28,6 +27,11 @@ static const struct kv_pool_member members[] = {
 	{ "tokens_max", KV_MEMBER_INTEGER },
 	{ "seed", KV_MEMBER_INTEGER },
 	{ "scale", KV_MEMBER_NUMBER },
+	{ "window", KV_MEMBER_INTEGER },
+	{ "sink_tokens", KV_MEMBER_INTEGER },
+	{ "softcap", KV_MEMBER_NUMBER },
+	{ "sinks", KV_MEMBER_LIST },
+	{ "alibi", KV_MEMBER_LIST },
 	{ "groups", KV_MEMBER_LIST },
 	{ "preset", KV_MEMBER_TEXT },
 	{ "exact_layers", KV_MEMBER_INTEGER },
@@ -160,28 +164,12 @@ static enum kv_status read_blocks(const struct kv_spec_reader *reader, struct kv
 		spec->n_blocks[g] = n_blocks;
 
 	const uint64_t n_slots = (uint64_t)n_blocks * spec->block_size;
-	const uint32_t bound = n_slots < TOKENS_MAX ? (uint32_t)n_slots : TOKENS_MAX;
+	const uint32_t bound = n_slots < KV_TOKENS_MAX ? (uint32_t)n_slots : KV_TOKENS_MAX;
 
 	spec->tokens_max = bound;
 	if (kv_spec_has(reader, "tokens_max"))
 		status = kv_spec_read_u32(reader, "tokens_max", 1, bound, &spec->tokens_max);
 	return status;
-}
-
-static enum kv_status read_scale(
-	const struct kv_spec_reader *reader, const struct kv_pool_spec *spec, float *scale)
-{
-	const json_t *value = json_object_get(reader->json, "scale");
-
-	*scale = (float)(1.0 / sqrt((double)spec->k_head_dim));
-	if (!value)
-		return KV_OK;
-	if (json_is_number(value)) {
-		*scale = (float)json_number_value(value);
-		if (kv_f32_is_finite(*scale) && *scale > 0)
-			return KV_OK;
-	}
-	return kv_spec_refuse(reader, "scale", value, "a number above 0 that float32 can hold");
 }
 
 static enum kv_status read_model(const struct kv_spec_reader *reader, const char **model)
@@ -271,15 +259,14 @@ static enum kv_status read_groups(const struct kv_spec_reader *reader, struct kv
 
 /* ---- the whole ---- */
 
-static enum kv_status fill_layers(const struct kv_spec_reader *reader, struct kv_made_spec *made, float scale)
+static enum kv_status fill_layers(const struct kv_spec_reader *reader, struct kv_made_spec *made)
 {
 	struct kv_pool_spec *spec = &made->base;
 	uint64_t page_bytes;
 
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
-		struct kv_layer_spec *layer = &made->layers[l];
+		const struct kv_layer_spec *layer = &made->layers[l];
 
-		layer->scale = scale;
 		spec->token_bytes[layer->group_idx] +=
 			(uint64_t)spec->kv_heads * (layer->k->row_bytes + layer->v->row_bytes);
 	}
@@ -294,7 +281,6 @@ static enum kv_status read_spec(struct kv_spec_reader *reader, struct kv_made_sp
 {
 	struct kv_pool_spec *spec = &made->base;
 	const char *model = "";
-	float scale = 0;
 	enum kv_status status = read_name(reader, spec);
 
 	if (status == KV_OK)
@@ -316,7 +302,7 @@ static enum kv_status read_spec(struct kv_spec_reader *reader, struct kv_made_sp
 	if (status == KV_OK)
 		status = read_blocks(reader, spec);
 	if (status == KV_OK)
-		status = read_scale(reader, spec, &scale);
+		status = kv_spec_read_attention(reader, made);
 	if (status == KV_OK)
 		status = read_model(reader, &model);
 	if (status == KV_OK)
@@ -324,7 +310,7 @@ static enum kv_status read_spec(struct kv_spec_reader *reader, struct kv_made_sp
 	if (status == KV_OK)
 		status = kv_spec_make_codecs(reader, made);
 	if (status == KV_OK)
-		status = fill_layers(reader, made, scale);
+		status = fill_layers(reader, made);
 	if (status == KV_OK)
 		status = kv_pool_spec_canonicalise(made, model, reader->err);
 	return status;
@@ -387,6 +373,8 @@ void kv_pool_spec_destroy(struct kv_pool_spec *spec)
 	kv_free(made->codecs);
 	kv_free(made->rotations);
 	kv_free(made->k_center);
+	kv_free(made->sinks);
+	kv_free(made->alibi);
 	kv_free(made->layers);
 	kv_free((char *)spec->canonical_json);
 	kv_free(made);

@@ -58,8 +58,13 @@ struct kv_layer_spec {
 	 */
 	const float *k_center;
 	uint32_t group_idx;
-	uint32_t window; /* tokens; 0 = none */
-	float scale;     /* softmax scale; 1/sqrt(k_head_dim) unless declared */
+	/* Attention: core/attention.h says how a logit is made. */
+	uint32_t window;      /* tokens; 0 = none */
+	uint32_t sink_tokens; /* of the sequence's first tokens stay in the window; 0 without one */
+	float scale;          /* softmax scale; 1/sqrt(k_head_dim) unless declared */
+	float softcap;        /* 0 = none */
+	const float *sinks;   /* [q_heads] learned logits; NULL: none */
+	const float *alibi;   /* [q_heads] slopes; NULL: none */
 };
 
 static inline const struct kv_row_codec *kv_layer_k(const struct kv_layer_spec *layer, uint32_t head)
@@ -109,7 +114,15 @@ struct kv_pool_spec {
  *	k, v                        the name of a row format, or an array with one name per layer
  *	preset                      in place of k and v: a name of core/preset.h
  *	exact_layers    0           the first and the last n layers are bf16, K and V; not beside an array
- *	model, scale, tokens_max, groups
+ *	model, tokens_max, groups
+ *	scale                       of the softmax, above 0 (default 1/sqrt(k_head_dim))
+ *	window          0           tokens that a query sees, its own included; 0: all
+ *	sink_tokens     0           that many first tokens of a sequence stay in the window; not without one
+ *	softcap         0           c > 0: logits become c * tanh(logit / c); 0: not
+ *	sinks                       [q_heads] learned logits that join the denominator
+ *	alibi                       [q_heads] slopes
+ *	                            scale to softcap: one number, or an array with one per layer; sinks and
+ *	                            alibi: one array for all layers, or an array with one (or null) per layer
  *	rotation                    rht (default at powers of two), qr (default elsewhere), file
  *	seed            42          of the rotations
  *	per_layer       false       every layer has a rotation of its own, of seed + 1000003 * layer

@@ -269,6 +269,110 @@ static bool fill_center(json_t *json, const struct kv_made_spec *made)
 	return set(json, "k_center", json_string(text));
 }
 
+/* ---- attention ---- */
+
+/* What all layers have alike, or an array with the value of every layer. */
+static json_t *layers_json(
+	const struct kv_pool_spec *spec, json_t *(*value_of)(const struct kv_layer_spec *layer))
+{
+	json_t *all = json_array(), *first = value_of(&spec->layers[0]);
+	bool is_whole = all && first, is_same = true;
+
+	for (uint32_t l = 0; is_whole && l < spec->n_layers; l++) {
+		json_t *value = value_of(&spec->layers[l]);
+
+		is_same = is_same && value && json_equal(value, first);
+		is_whole = json_array_append_new(all, value) == 0;
+	}
+	if (is_whole && is_same) {
+		json_decref(all);
+		return first;
+	}
+	json_decref(first);
+	if (is_whole)
+		return all;
+	json_decref(all);
+	return NULL;
+}
+
+static json_t *float_json(float value)
+{
+	char text[9];
+
+	snprintf(text, sizeof(text), "%08x", kv_f32_bits(value));
+	return json_string(text);
+}
+
+static json_t *scale_json(const struct kv_layer_spec *layer)
+{
+	return float_json(layer->scale);
+}
+
+static json_t *softcap_json(const struct kv_layer_spec *layer)
+{
+	return float_json(layer->softcap);
+}
+
+static json_t *window_json(const struct kv_layer_spec *layer)
+{
+	return json_integer(layer->window);
+}
+
+static json_t *sink_tokens_json(const struct kv_layer_spec *layer)
+{
+	return json_integer(layer->sink_tokens);
+}
+
+static const float *sinks_of(const struct kv_layer_spec *layer)
+{
+	return layer->sinks;
+}
+
+static const float *alibi_of(const struct kv_layer_spec *layer)
+{
+	return layer->alibi;
+}
+
+/* Numbers of query heads: of every layer a byte that tells whether it has them, and they. */
+static bool set_head_numbers(json_t *json, const char *key, const struct kv_pool_spec *spec,
+	const float *(*numbers_of)(const struct kv_layer_spec *layer))
+{
+	char text[HASH_TEXT_BYTES];
+	XXH3_state_t state;
+	bool has_any = false;
+
+	(void)XXH3_128bits_reset(&state);
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		const float *numbers = numbers_of(&spec->layers[l]);
+		const uint8_t is_there = numbers != NULL;
+
+		(void)XXH3_128bits_update(&state, &is_there, sizeof(is_there));
+		for (uint32_t h = 0; numbers && h < spec->q_heads; h++)
+			hash_floats(&state, numbers + h, 1);
+		has_any = has_any || numbers;
+	}
+	hash_text(&state, text);
+	return !has_any || set(json, key, json_string(text));
+}
+
+/* An option that no layer has is left out. */
+static bool fill_attention(json_t *json, const struct kv_pool_spec *spec)
+{
+	bool has_softcap = false, has_window = false, has_sink_tokens = false;
+
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		has_softcap = has_softcap || spec->layers[l].softcap > 0;
+		has_window = has_window || spec->layers[l].window > 0;
+		has_sink_tokens = has_sink_tokens || spec->layers[l].sink_tokens > 0;
+	}
+	return set(json, "scale", layers_json(spec, scale_json)) &&
+		(!has_softcap || set(json, "softcap", layers_json(spec, softcap_json))) &&
+		(!has_window || set(json, "window", layers_json(spec, window_json))) &&
+		(!has_sink_tokens || set(json, "sink_tokens", layers_json(spec, sink_tokens_json))) &&
+		set_head_numbers(json, "sinks", spec, sinks_of) &&
+		set_head_numbers(json, "alibi", spec, alibi_of);
+}
+
 /* ---- the whole ---- */
 
 /* [[layers of group 0], ..]; NULL without memory. */
@@ -296,15 +400,12 @@ static bool fill(json_t *json, const struct kv_made_spec *made, const char *mode
 {
 	const struct kv_pool_spec *spec = &made->base;
 	const struct side k = { made, false }, v = { made, true };
-	char scale[9];
-
-	snprintf(scale, sizeof(scale), "%08x", kv_f32_bits(spec->layers[0].scale));
 	return set(json, "block_size", json_integer(spec->block_size)) &&
 		set(json, "groups", groups_json(spec)) && fill_side(json, &k) && fill_side(json, &v) &&
 		set(json, "k_head_dim", json_integer(spec->k_head_dim)) &&
 		set(json, "kv_heads", json_integer(spec->kv_heads)) &&
 		set(json, "layers", json_integer(spec->n_layers)) && set(json, "model", json_string(model)) &&
-		set(json, "q_heads", json_integer(spec->q_heads)) && set(json, "scale", json_string(scale)) &&
+		set(json, "q_heads", json_integer(spec->q_heads)) && fill_attention(json, spec) &&
 		set(json, "v_head_dim", json_integer(spec->v_head_dim)) && fill_options(json, made) &&
 		fill_center(json, made);
 }

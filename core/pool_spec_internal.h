@@ -4,6 +4,7 @@
  *
  * pool_spec.c reads geometry and puts the whole together, pool_spec_read.c words refusals, pool_spec_data.c
  * reads what comes as many numbers or as a file, pool_spec_formats.c reads formats and options,
+ * pool_spec_attention.c what attention is asked for on each layer,
  * pool_spec_codecs.c makes rotations and codecs, pool_spec_canonical.c writes the canonical text,
  * pool_spec_short.c reads the short form.
  */
@@ -17,6 +18,7 @@
 #include "core/preset.h"
 #include "core/recipe_file.h"
 
+#define KV_TOKENS_MAX       (UINT32_MAX - 1) /* UINT32_MAX is no length: DECODE uses it for "all" */
 #define KV_MODEL_BYTES_MAX  256u
 #define KV_MEMBER_BYTES_MAX 64u /* "k_center[1023][1023][255]" */
 #define KV_QUOTE_BYTES_MAX  72u
@@ -49,6 +51,7 @@ struct kv_made_spec {
 	enum kv_rotation_kind rotation_kind; /* NONE: the default of the dim */
 	float *matrix;                       /* rotation file: [head_dim, head_dim] */
 	float *k_center;                     /* [n_layers, kv_heads, k_head_dim] */
+	float *sinks, *alibi;                /* [n_layers, q_heads] */
 	/* What was made. */
 	struct kv_rotation **rotations; /* [n_rotations], at most two per layer */
 	uint32_t n_rotations;
@@ -97,6 +100,11 @@ KV_MUST_CHECK enum kv_status kv_spec_read_text(
 /* At most one of the two may be there. */
 KV_MUST_CHECK enum kv_status kv_spec_read_either(
 	const struct kv_spec_reader *reader, const char *member, const char *other);
+
+/* ---- pool_spec_attention.c: the layers' attention options ---- */
+
+KV_MUST_CHECK enum kv_status kv_spec_read_attention(
+	const struct kv_spec_reader *reader, struct kv_made_spec *made);
 
 /* ---- pool_spec_data.c: k_center, matrix, recipe, codebooks into `made` ---- */
 

@@ -422,11 +422,29 @@ static void walk(struct builder *b, struct kvg_image *image, const struct kv_poo
 	}
 }
 
+/* What kernels do not do is refused here, never at a DECODE. */
+static enum kv_status check_attention(const struct kv_pool_spec *spec, struct kv_error *err)
+{
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		const struct kv_layer_spec *layer = &spec->layers[l];
+
+		if (layer->sink_tokens > 0 || layer->softcap > 0 || layer->sinks || layer->alibi)
+			return kv_fail(err, KV_UNSUPPORTED,
+				"pool %s: layer %u has sink_tokens, softcap, sinks or alibi, which the CUDA "
+				"backend does not serve",
+				spec->name, l);
+	}
+	return KV_OK;
+}
+
 static enum kv_status build(struct kvg_image *image, struct builder *b, const struct kv_pool_spec *spec,
 	bool is_complete, struct kv_error *err)
 {
 	uint64_t end = 0;
+	const enum kv_status status = check_attention(spec, err);
 
+	if (status != KV_OK)
+		return status;
 	walk(b, image, spec);
 	if (b->is_full)
 		return kv_fail(

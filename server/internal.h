@@ -39,8 +39,10 @@
 #define SRV_TIMER_SCAN_NS    (20 * KV_NS_PER_MS)  /* how late a peer's timeout may be noticed */
 #define SRV_LINGER_NS        (500 * KV_NS_PER_MS) /* after a fatal error frame: time for the peer to read it */
 #define SRV_DEEP_WAITING_MAX 8u
-#define SRV_FEATURES         ((uint64_t)(KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | KVP_FEATURE_NO_SINKS))
-#define SRV_Q_LEN_MAX        1u
+#define SRV_FEATURES                                                                      \
+	((uint64_t)(KVP_FEATURE_WINDOW | KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | \
+		KVP_FEATURE_NO_SINKS))
+#define SRV_Q_LEN_MAX 16u
 
 /* ---- request slots ---- */
 

@@ -195,8 +195,8 @@ static double attend(const struct output *output, const float *q, const float *k
 			.v_stride = (uint64_t)kv_heads * v_dim,
 			.k_dim = k_dim,
 			.v_dim = v_dim,
-			.token_lo = 0,
-			.token_hi = output->n_seen,
+			.tokens.lo = 0,
+			.tokens.hi = output->n_seen,
 			.scale = (double)output->layer->scale,
 		},
 		out, &lse);

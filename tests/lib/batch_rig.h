@@ -260,6 +260,7 @@ static inline struct kv_decode_op *seq_decode(struct batch_rig *rig, const struc
 		.layer = layer,
 		.q_len = q_len,
 		.n_tokens_seen = n_tokens_seen,
+		.window = spec->layers[layer].window,
 		.scale = spec->layers[layer].scale,
 		.q_dtype = KV_DTYPE_F32,
 		.out_dtype = KV_DTYPE_F32,
@@ -279,8 +280,11 @@ static inline void seq_exact(const struct batch_rig *rig, const struct batch_seq
 {
 	const struct kv_pool_spec *spec = rig->spec;
 	const uint32_t head = q_head / (spec->q_heads / spec->kv_heads);
+	const struct kv_layer_spec *layer = &spec->layers[op->layer];
 	const uint32_t n_seen =
 		op->n_tokens_seen + 1 + row > op->q_len ? op->n_tokens_seen + 1 + row - op->q_len : 0;
+	const uint32_t lo = op->window != 0 && n_seen > op->window ? n_seen - op->window : 0;
+	const double sink = layer->sinks ? (double)layer->sinks[q_head] : 0;
 	const struct kv_attention_exact_input input = { .q = q,
 		.k = seq_row(rig, seq, false, op->layer, 0, head),
 		.v = seq_row(rig, seq, true, op->layer, 0, head),
@@ -288,9 +292,13 @@ static inline void seq_exact(const struct batch_rig *rig, const struct batch_seq
 		.v_stride = (uint64_t)spec->kv_heads * spec->v_head_dim,
 		.k_dim = spec->k_head_dim,
 		.v_dim = spec->v_head_dim,
-		.token_lo = op->window != 0 && n_seen > op->window ? n_seen - op->window : 0,
-		.token_hi = n_seen,
-		.scale = (double)op->scale };
+		.tokens = { .first_hi = lo < layer->sink_tokens ? lo : layer->sink_tokens,
+			.lo = lo,
+			.hi = n_seen },
+		.scale = (double)op->scale,
+		.softcap = (double)layer->softcap,
+		.slope = layer->alibi ? (double)layer->alibi[q_head] : 0,
+		.sink = layer->sinks && !(op->flags & KV_DECODE_NO_SINKS) ? &sink : NULL };
 
 	kv_attention_exact(&input, out, lse);
 }

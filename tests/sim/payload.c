@@ -133,7 +133,7 @@ void sim_attention_expect(const struct sim_attention *attention, uint8_t *out, f
 			.v = { v, NULL, 1, layer->v->row_bytes, layer->v->row_bytes, 0 },
 			.q = q + (size_t)h * n_group * spec->k_head_dim,
 			.n_queries = n_group,
-			.token_hi = attention->n_tokens,
+			.tokens.hi = attention->n_tokens,
 			.q_is_rotated = attention->q_is_rotated,
 			.out_is_rotated = attention->out_is_rotated,
 		};

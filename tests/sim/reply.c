@@ -133,7 +133,7 @@ static void check_hello(struct sim_peer *peer, struct sim_request *request, cons
 			reply.inflight_requests_max == config->inflight_requests_max &&
 			reply.inflight_bytes_max == config->inflight_bytes_max &&
 			reply.sessions_max == config->sessions_max &&
-			reply.sequences_max == config->sequences_max && reply.q_len_max == 1 &&
+			reply.sequences_max == config->sequences_max && reply.q_len_max == SRV_Q_LEN_MAX &&
 			reply.lease_ms == config->lease_ms,
 		"HELLO tells limits that are not those of the options");
 	CHECK(reply.features == (request->hello.features & SRV_FEATURES), "the common features");

@@ -139,8 +139,8 @@ static struct kv_attention_input input_of(
 		.v = view_of(layer, 1, head),
 		.q = q,
 		.n_queries = 1,
-		.token_lo = token_lo,
-		.token_hi = token_hi,
+		.tokens.lo = token_lo,
+		.tokens.hi = token_hi,
 	};
 }
 
@@ -156,8 +156,8 @@ static void exact_of(const struct layer *layer, uint32_t head, const float *q, u
 		.v_stride = KV_HEADS * v_dim,
 		.k_dim = k_dim,
 		.v_dim = v_dim,
-		.token_lo = token_lo,
-		.token_hi = token_hi,
+		.tokens.lo = token_lo,
+		.tokens.hi = token_hi,
 		.scale = (double)scale,
 	};
 
@@ -364,7 +364,7 @@ START_TEST(test_attention_of_many_queries)
 		memset(out, 0, sizeof(out));
 		kv_attention_rows(&input, &options, &scratch, out[0], NULL);
 		ck_assert_mem_eq(out, alone, n * sizeof(out[0]));
-		input.token_hi = 3;
+		input.tokens.hi = 3;
 		kv_attention_rows(&input, &options, &scratch, out[0], lse);
 		for (uint32_t i = 0; i < n; i++) {
 			ck_assert(out[i][47] == 0);
@@ -420,8 +420,8 @@ START_TEST(test_attention_over_contiguous_rows)
 		.v = view,
 		.q = q,
 		.n_queries = 1,
-		.token_lo = 10,
-		.token_hi = 40 };
+		.tokens.lo = 10,
+		.tokens.hi = 40 };
 
 	kv_attention_rows(&input, &options, &scratch, out, &lse);
 	ck_assert_float_eq_tol(out[0], 24.5f, 1e-5f); /* the mean of 10 to 39 */
@@ -554,7 +554,7 @@ START_TEST(test_attention_exact_by_hand)
 		.v_stride = 2,
 		.k_dim = 2,
 		.v_dim = 2,
-		.token_hi = 2,
+		.tokens.hi = 2,
 		.scale = 1 };
 	double out[2], lse;
 
@@ -567,7 +567,7 @@ START_TEST(test_attention_exact_by_hand)
 	ck_assert_double_eq_tol(out[0], 2, 1e-12);
 	ck_assert_double_eq_tol(out[1], 0, 1e-12);
 	ck_assert_double_eq_tol(lse, log(2), 1e-12);
-	input.token_lo = 1;
+	input.tokens.lo = 1;
 	kv_attention_exact(&input, out, &lse);
 	ck_assert_double_eq_tol(out[1], -8, 1e-12);
 }

@@ -134,7 +134,7 @@ static void attend(const struct rows *rows, uint32_t n_tokens, float *out)
 		.v = views[1],
 		.q = rows->q,
 		.n_queries = 1,
-		.token_hi = n_tokens,
+		.tokens.hi = n_tokens,
 	};
 
 	kv_attention_rows(&input, &options, &scratch, out, &lse);
@@ -152,7 +152,7 @@ static void attend_exactly(
 		.v_stride = HEAD_DIM,
 		.k_dim = HEAD_DIM,
 		.v_dim = HEAD_DIM,
-		.token_hi = n_tokens,
+		.tokens.hi = n_tokens,
 		.scale = (double)scale,
 	};
 	double lse, squares = 0;

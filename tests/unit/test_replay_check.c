@@ -139,7 +139,7 @@ static void serve_head(const struct rig *rig, uint32_t from, uint32_t head, uint
 			.v_stride = KV_HEADS * HEAD_DIM,
 			.k_dim = HEAD_DIM,
 			.v_dim = HEAD_DIM,
-			.token_hi = fault == FORGOTTEN_TOKEN ? n_seen - 1 : n_seen,
+			.tokens.hi = fault == FORGOTTEN_TOKEN ? n_seen - 1 : n_seen,
 			.scale = (double)layer->scale,
 		},
 		exact, &exact_lse);

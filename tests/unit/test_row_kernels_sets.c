@@ -121,8 +121,8 @@ static struct answers *answers_of(const char *format, uint32_t head_dim)
 		.v = view,
 		.q = q,
 		.n_queries = QUERIES,
-		.token_lo = 3,
-		.token_hi = TOKENS };
+		.tokens.lo = 3,
+		.tokens.hi = TOKENS };
 
 	kv_attention_rows(&input, &options, &scratch, answers->out, answers->lse);
 	kv_test_codec_drop(&made);

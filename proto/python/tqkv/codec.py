@@ -119,8 +119,9 @@ def _turn_of(given, d, seed):
 
 
 KNOWN_MEMBERS = frozenset(
-    "block_size group groups k k_center k_channels k_codebook k_head_dim k_projection k_rotation kv_heads layers model "
-    "norm_correction q_heads recipe_scale scale v v_channels v_codebook v_head_dim v_projection v_rotation".split())
+    "alibi block_size group groups k k_center k_channels k_codebook k_head_dim k_projection k_rotation kv_heads layers "
+    "model norm_correction q_heads recipe_scale scale sink_tokens sinks softcap v v_channels v_codebook v_head_dim "
+    "v_projection v_rotation window".split())
 
 
 class PoolCodec:
