@@ -13,6 +13,9 @@
  * Read-ahead: an idle connection owns no memory. recv_ahead() completes into a buffer of KV_IO_AHEAD_BYTES
  * that is taken from one shared ring at the moment data arrives; the caller gives it back with
  * ahead_return(). While the ring is empty such receives simply wait.
+ *
+ * Files: an operation is posted and answered by one FILE event, in any order; no call of the loop thread ever
+ * waits for a disk. io_uring does them itself, epoll on a thread of its own that starts with the first one.
  */
 #ifndef CORE_IO_H
 #define CORE_IO_H
@@ -26,6 +29,7 @@
 /* 16 KiB: holds the largest header, op struct and items (12 KiB), see PROTOCOL 1. */
 #define KV_IO_AHEAD_BYTES 16384u
 #define KV_IO_IOV_MAX     3u
+#define KV_IO_FILES_MAX   16u
 
 struct kv_io_conn; /* one accepted connection; owned by the io */
 
@@ -35,6 +39,7 @@ enum kv_io_kind {
 	KV_IO_SENT,     /* result = 0: everything was sent; < 0 = -errno */
 	KV_IO_CLOSED,   /* conn is invalid from here on */
 	KV_IO_WATCHED,  /* a watched descriptor became readable; its eventfd counter has been read */
+	KV_IO_FILE,     /* file: the operation is over, its result says how */
 };
 
 enum kv_io_transport { KV_IO_UNIX, KV_IO_TCP };
@@ -45,14 +50,41 @@ struct kv_io_peer {
 	char address[64]; /* "unix:uid 1000 pid 77" or "127.0.0.1:4711", for logs */
 };
 
+enum kv_io_file_kind {
+	KV_IO_FILE_OPEN,   /* path, open_flags: result is a descriptor, n_file_bytes its size */
+	KV_IO_FILE_READ,   /* fd, bytes, n_bytes, offset: result is 1..n_bytes, 0 at the end */
+	KV_IO_FILE_WRITE,  /* the same; result is 1..n_bytes */
+	KV_IO_FILE_SYNC,   /* fd: everything written is on the disk */
+	KV_IO_FILE_RENAME, /* path becomes path_to, which is replaced */
+	KV_IO_FILE_UNLINK, /* path */
+};
+/*
+ * One operation on a file. The caller's from posting to its event: neither it nor its paths and bytes may
+ * change or go away meanwhile. OPEN takes regular files, or a directory when open_flags has O_DIRECTORY;
+ * anything else (a FIFO, a device) is -EINVAL and never blocks. Files are made with mode 0600.
+ */
+struct kv_io_file {
+	enum kv_io_file_kind kind;
+	int fd, open_flags;
+	const char *path, *path_to;
+	uint8_t *bytes;
+	uint32_t n_bytes;
+	uint64_t offset;
+	int64_t result; /* negative: -errno */
+	uint64_t n_file_bytes;
+	void *user;
+	struct kv_io_file *next; /* the io's while posted */
+};
+
 struct kv_io_event {
 	enum kv_io_kind kind;
 	int64_t result;
 	struct kv_io_conn *conn;
-	void *user;             /* what set_user() or watch() was given */
-	uint8_t *ahead;         /* RECEIVED after recv_ahead() with result > 0: the buffer, else NULL */
-	uint32_t ahead_idx;     /* to be handed to ahead_return() */
-	struct kv_io_peer peer; /* ACCEPTED */
+	void *user;              /* what set_user() or watch() was given */
+	uint8_t *ahead;          /* RECEIVED after recv_ahead() with result > 0: the buffer, else NULL */
+	uint32_t ahead_idx;      /* to be handed to ahead_return() */
+	struct kv_io_peer peer;  /* ACCEPTED */
+	struct kv_io_file *file; /* FILE */
 };
 
 /* Where to listen: unix:PATH or tcp:HOST:PORT (port 0 picks a free one; IPv6 hosts in brackets). */
@@ -83,6 +115,12 @@ struct kv_io_ops {
 	void (*close)(struct kv_io *io, struct kv_io_conn *conn);
 	/* Reports an eventfd whenever it becomes readable, until destroy. */
 	enum kv_status (*watch)(struct kv_io *io, int fd, void *user, struct kv_error *err);
+	/* Ends with one FILE event, also when it fails at once. At most KV_IO_FILES_MAX at a time. */
+	void (*file_post)(struct kv_io *io, struct kv_io_file *file);
+	/* Nothing is posted on it. */
+	void (*file_close)(struct kv_io *io, int fd);
+	/* Who does the work: "io_uring", "a thread". */
+	const char *file_path;
 	/*
 	 * Waits at most timeout_ns (0: do not wait, negative: for ever) and writes up to n_events_max (at
 	 * least 2) events. May come back early with nothing. Returns their number; 0 on timeout or an

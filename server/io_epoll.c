@@ -22,13 +22,14 @@
 #include "core/checked.h"
 #include "core/memory.h"
 #include "server/io_common.h"
+#include "server/io_file.h"
 
 #define POLL_EVENTS_MAX 256
 /* New connections per listener and turn: the others' turn comes after that. */
 #define ACCEPTS_PER_TURN 32u
 #define TAG_SHIFT        32u
 
-enum tag { TAG_CONN, TAG_LISTENER, TAG_WATCH };
+enum tag { TAG_CONN, TAG_LISTENER, TAG_WATCH, TAG_FILES };
 
 struct watch {
 	int fd;
@@ -52,6 +53,8 @@ struct epoll_io {
 	uint64_t accept_resume_ns; /* 0: not paused */
 	struct watch watches[SRV_IO_WATCHES_MAX];
 	uint32_t n_watches;
+	struct srv_io_file_thread files;
+	struct kv_io_file *failed; /* posted while there was no thread for them: over already */
 };
 
 static struct epoll_io *from_base(struct kv_io *io)
@@ -161,6 +164,67 @@ static void epoll_set_user(struct kv_io *base, struct kv_io_conn *conn, void *us
 {
 	(void)base;
 	conn->user = user;
+}
+
+/* ---- files ---- */
+
+static bool start_files(struct epoll_io *io)
+{
+	if (io->files.event_fd >= 0)
+		return true;
+	if (srv_io_file_thread_start(&io->files, NULL) != KV_OK)
+		return false;
+	if (control(io, EPOLL_CTL_ADD, io->files.event_fd, EPOLLIN, tagged(TAG_FILES, 0)) == 0)
+		return true;
+	srv_io_file_thread_stop(&io->files);
+	return false;
+}
+
+static void epoll_file_post(struct kv_io *base, struct kv_io_file *file)
+{
+	struct epoll_io *io = from_base(base);
+
+	if (start_files(io)) {
+		srv_io_file_thread_post(&io->files, file);
+		return;
+	}
+	file->result = -ENOMEM;
+	file->next = io->failed;
+	io->failed = file;
+}
+
+static void epoll_file_close(struct kv_io *base, int fd)
+{
+	(void)base;
+	close(fd);
+}
+
+static void report_failed(struct epoll_io *io, struct srv_io_out *out)
+{
+	while (io->failed && !srv_io_out_is_full(out)) {
+		struct kv_io_file *file = io->failed;
+
+		io->failed = file->next;
+		srv_io_out_add(out, KV_IO_FILE, NULL)->file = file;
+	}
+}
+
+/* Level-triggered, and the counter is read only when nothing is left: what finds no room now comes again. */
+static void files_ready(struct epoll_io *io, struct srv_io_out *out)
+{
+	uint64_t count;
+
+	while (!srv_io_out_is_full(out)) {
+		struct kv_io_file *file = srv_io_file_thread_take(&io->files);
+
+		if (!file) {
+			(void)!read(io->files.event_fd, &count, sizeof(count));
+			file = srv_io_file_thread_take(&io->files); /* finished in between */
+		}
+		if (!file)
+			return;
+		srv_io_out_add(out, KV_IO_FILE, NULL)->file = file;
+	}
 }
 
 /* ---- attempts ---- */
@@ -315,6 +379,9 @@ static void dispatch(struct epoll_io *io, const struct epoll_event *event, struc
 		if (!srv_io_out_is_full(out))
 			watch_ready(&io->watches[idx], out);
 		return;
+	case TAG_FILES:
+		files_ready(io, out);
+		return;
 	}
 }
 
@@ -381,6 +448,7 @@ static int epoll_io_wait(
 		srv_io_conns_give(
 			&io->conns, conn); /* out of use from here on; the next accept may take it */
 	}
+	report_failed(io, &out);
 	if (!io->must_poll_first)
 		run_turn(io, &out);
 	do {
@@ -459,6 +527,7 @@ static void epoll_destroy(struct kv_io *base)
 	struct epoll_io *io = from_base(base);
 
 	epoll_stop_listening(base);
+	srv_io_file_thread_stop(&io->files);
 	for (uint32_t i = 0; i < io->conns.n_touched; i++) {
 		if (io->conns.conns[i].is_used && io->conns.conns[i].fd >= 0)
 			close(io->conns.conns[i].fd);
@@ -482,6 +551,9 @@ static const struct kv_io_ops epoll_ops = {
 	.send = epoll_send,
 	.close = epoll_close,
 	.watch = epoll_watch,
+	.file_post = epoll_file_post,
+	.file_close = epoll_file_close,
+	.file_path = "a thread",
 	.wait = epoll_io_wait,
 	.destroy = epoll_destroy,
 };
@@ -499,6 +571,7 @@ enum kv_status srv_io_epoll_create(
 	io->base.ops = &epoll_ops;
 	io->has_pwait2 = true;
 	io->epoll_fd = -1;
+	io->files.event_fd = -1;
 	kv_list_init(&io->turn);
 	kv_list_init(&io->waiting);
 	kv_list_init(&io->closed);

@@ -169,6 +169,12 @@ static enum kv_status uring_watch(struct kv_io *base, int fd, void *user, struct
 	return KV_OK;
 }
 
+static void uring_file_close(struct kv_io *base, int fd)
+{
+	(void)base;
+	close(fd);
+}
+
 /* The kernel must be done with the callers' memory before destroy() returns. */
 static void end_all(struct uring_io *io)
 {
@@ -217,6 +223,9 @@ static const struct kv_io_ops uring_ops = {
 	.send = uring_send,
 	.close = uring_close,
 	.watch = uring_watch,
+	.file_post = srv_io_uring_file_post,
+	.file_close = uring_file_close,
+	.file_path = "io_uring",
 	.wait = srv_io_uring_wait,
 	.destroy = uring_destroy,
 };

@@ -8,7 +8,6 @@
 #include "server/io_uring.h"
 
 #define CQES_PER_ROUND 64u
-#define TAG_SHIFT      32u
 
 static uint8_t *ahead_at(const struct uring_io *io, uint32_t ahead_idx)
 {
@@ -17,13 +16,8 @@ static uint8_t *ahead_at(const struct uring_io *io, uint32_t ahead_idx)
 
 /* ---- submission ---- */
 
-static uint64_t tagged(enum uring_tag tag, uint32_t idx)
-{
-	return (uint64_t)tag << TAG_SHIFT | idx;
-}
-
-/* True when n entries are free, if need be after submitting; else completions must be handled first. */
-static bool has_sqes(struct uring_io *io, unsigned n)
+/* False: completions must be handled first. */
+bool srv_io_uring_has_sqes(struct uring_io *io, unsigned n)
 {
 	if (io_uring_sq_space_left(&io->ring) >= n)
 		return true;
@@ -35,7 +29,7 @@ static bool submit_conn(struct uring_io *io, struct kv_io_conn *conn)
 {
 	const unsigned n = (unsigned)conn->wants_cancel + conn->wants_recv + conn->wants_send;
 
-	if (!has_sqes(io, n))
+	if (!srv_io_uring_has_sqes(io, n))
 		return false;
 	if (conn->wants_recv) {
 		struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
@@ -48,19 +42,19 @@ static bool submit_conn(struct uring_io *io, struct kv_io_conn *conn)
 		} else {
 			io_uring_prep_recv(sqe, conn->fd, conn->recv_buf, conn->recv_bytes, 0);
 		}
-		io_uring_sqe_set_data64(sqe, tagged(TAG_RECV, conn->conn_idx));
+		io_uring_sqe_set_data64(sqe, srv_io_uring_tagged(TAG_RECV, conn->conn_idx));
 	}
 	if (conn->wants_send) {
 		struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
 
 		io_uring_prep_sendmsg(sqe, conn->fd, &conn->msg, MSG_NOSIGNAL | MSG_WAITALL);
-		io_uring_sqe_set_data64(sqe, tagged(TAG_SEND, conn->conn_idx));
+		io_uring_sqe_set_data64(sqe, srv_io_uring_tagged(TAG_SEND, conn->conn_idx));
 	}
 	if (conn->wants_cancel) {
 		struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
 
 		io_uring_prep_cancel_fd(sqe, conn->fd, IORING_ASYNC_CANCEL_ALL);
-		io_uring_sqe_set_data64(sqe, tagged(TAG_CANCEL, conn->conn_idx));
+		io_uring_sqe_set_data64(sqe, srv_io_uring_tagged(TAG_CANCEL, conn->conn_idx));
 	}
 	conn->wants_cancel = conn->wants_recv = conn->wants_send = false;
 	conn->n_in_flight = (uint8_t)(conn->n_in_flight + n);
@@ -72,7 +66,7 @@ static bool arm_listener(struct uring_io *io, uint32_t listener_idx)
 {
 	struct srv_io_listener *listener = &io->listeners[listener_idx];
 
-	if (!has_sqes(io, 1))
+	if (!srv_io_uring_has_sqes(io, 1))
 		return false;
 
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
@@ -81,7 +75,7 @@ static bool arm_listener(struct uring_io *io, uint32_t listener_idx)
 		io_uring_prep_multishot_accept(sqe, listener->fd, NULL, NULL, SOCK_CLOEXEC);
 	else
 		io_uring_prep_accept(sqe, listener->fd, NULL, NULL, SOCK_CLOEXEC);
-	io_uring_sqe_set_data64(sqe, tagged(TAG_ACCEPT, listener_idx));
+	io_uring_sqe_set_data64(sqe, srv_io_uring_tagged(TAG_ACCEPT, listener_idx));
 	listener->is_armed = true;
 	io->n_in_flight++;
 	return true;
@@ -92,17 +86,17 @@ static bool arm_watch(struct uring_io *io, uint32_t watch_idx)
 {
 	struct uring_watch *watch = &io->watches[watch_idx];
 
-	if (!has_sqes(io, 2)) /* a chain must be submitted in one piece */
+	if (!srv_io_uring_has_sqes(io, 2)) /* a chain must be submitted in one piece */
 		return false;
 
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
 
 	io_uring_prep_poll_add(sqe, watch->fd, POLLIN);
 	sqe->flags |= IOSQE_IO_LINK | IOSQE_CQE_SKIP_SUCCESS;
-	io_uring_sqe_set_data64(sqe, tagged(TAG_WATCH_POLL, watch_idx));
+	io_uring_sqe_set_data64(sqe, srv_io_uring_tagged(TAG_WATCH_POLL, watch_idx));
 	sqe = io_uring_get_sqe(&io->ring);
 	io_uring_prep_read(sqe, watch->fd, &watch->count, sizeof(watch->count), 0);
-	io_uring_sqe_set_data64(sqe, tagged(TAG_WATCH, watch_idx));
+	io_uring_sqe_set_data64(sqe, srv_io_uring_tagged(TAG_WATCH, watch_idx));
 	watch->is_armed = true;
 	io->n_in_flight++;
 	return true;
@@ -110,13 +104,13 @@ static bool arm_watch(struct uring_io *io, uint32_t watch_idx)
 
 void srv_io_uring_cancel(struct uring_io *io, enum uring_tag tag, uint32_t idx)
 {
-	if (!has_sqes(io, 1))
+	if (!srv_io_uring_has_sqes(io, 1))
 		return;
 
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
 
-	io_uring_prep_cancel64(sqe, tagged(tag, idx), 0);
-	io_uring_sqe_set_data64(sqe, tagged(TAG_NOBODY, 0));
+	io_uring_prep_cancel64(sqe, srv_io_uring_tagged(tag, idx), 0);
+	io_uring_sqe_set_data64(sqe, srv_io_uring_tagged(TAG_NOBODY, 0));
 }
 
 /* False: something did not find a place and stays marked. */
@@ -138,7 +132,7 @@ static bool submit_marked(struct uring_io *io)
 			return false;
 		kv_list_remove(&conn->turn_node);
 	}
-	return true;
+	return srv_io_uring_submit_files(io);
 }
 
 /* ---- completions ---- */
@@ -251,7 +245,7 @@ static void handle(struct uring_io *io, const struct io_uring_cqe *cqe, struct s
 {
 	const uint32_t idx = (uint32_t)cqe->user_data;
 
-	switch ((enum uring_tag)(cqe->user_data >> TAG_SHIFT)) {
+	switch ((enum uring_tag)(cqe->user_data >> SRV_IO_URING_TAG_SHIFT)) {
 	case TAG_RECV:
 		recv_done(io, &io->conns.conns[idx], cqe, out);
 		return;
@@ -268,6 +262,9 @@ static void handle(struct uring_io *io, const struct io_uring_cqe *cqe, struct s
 				it */
 	case TAG_WATCH:
 		watch_done(io, idx, cqe->res, out);
+		return;
+	case TAG_FILE:
+		srv_io_uring_file_done(io, idx, cqe->res, out);
 		return;
 	case TAG_NOBODY:
 		return;

@@ -286,8 +286,20 @@ static void io_destroy(struct kv_io *io)
 	(void)io; /* mem_io_finish() */
 }
 
-static const struct kv_io_ops io_ops = { "memory", io_listen, io_stop_listening, io_set_user, io_recv_ahead,
-	io_recv_into, io_ahead_return, io_send, io_close, io_watch, io_wait, io_destroy };
+static const struct kv_io_ops io_ops = {
+	.name = "memory",
+	.listen = io_listen,
+	.stop_listening = io_stop_listening,
+	.set_user = io_set_user,
+	.recv_ahead = io_recv_ahead,
+	.recv_into = io_recv_into,
+	.ahead_return = io_ahead_return,
+	.send = io_send,
+	.close = io_close,
+	.watch = io_watch,
+	.wait = io_wait,
+	.destroy = io_destroy,
+};
 
 void mem_io_init(struct mem_io *io, struct mem_clock *clock, uint32_t n_ahead_max)
 {

@@ -131,6 +131,16 @@ static enum kv_status net_watch(struct kv_io *io, int fd, void *user, struct kv_
 	return KV_OK; /* the mailbox's: the server looks into it every turn */
 }
 
+static void net_file_post(struct kv_io *io, struct kv_io_file *file)
+{
+	sim_files_post(&net_of(io)->files, file);
+}
+
+static void net_file_close(struct kv_io *io, int fd)
+{
+	sim_files_close(&net_of(io)->files, fd);
+}
+
 /* ---- moving ---- */
 
 bool sim_net_push_send(struct sim_net *net, struct kv_io_conn *conn)
@@ -332,6 +342,7 @@ static uint32_t collect(struct sim_net *net, struct kv_io_event *events, uint32_
 		net->source.clear(net->source.user);
 		add_event(events + n++, KV_IO_WATCHED, NULL, 0)->user = net->watch_user;
 	}
+	n += sim_files_collect(&net->files, events + n, n_events_max - n);
 	for (uint32_t i = 0; i < n_first; i++)
 		conn = conn->next;
 	for (uint32_t i = 0; i < net->n_conns && n + 2 <= n_events_max; i++) {
@@ -368,5 +379,20 @@ static void net_destroy(struct kv_io *io)
 	(void)io; /* sim_net_destroy() */
 }
 
-const struct kv_io_ops sim_net_ops = { "sim", net_listen, net_stop_listening, net_set_user, net_recv_ahead,
-	net_recv_into, net_ahead_return, net_send, net_close, net_watch, net_wait, net_destroy };
+const struct kv_io_ops sim_net_ops = {
+	.name = "sim",
+	.listen = net_listen,
+	.stop_listening = net_stop_listening,
+	.set_user = net_set_user,
+	.recv_ahead = net_recv_ahead,
+	.recv_into = net_recv_into,
+	.ahead_return = net_ahead_return,
+	.send = net_send,
+	.close = net_close,
+	.watch = net_watch,
+	.file_post = net_file_post,
+	.file_close = net_file_close,
+	.file_path = "memory",
+	.wait = net_wait,
+	.destroy = net_destroy,
+};

@@ -10,9 +10,11 @@
 #define TESTS_SIM_FAKE_IO_H
 
 #include "core/io.h"
+#include "tests/sim/fake_files.h"
 #include "tests/sim/sim.h"
 
 struct sim_net_options {
+	struct sim_files_options files;
 	uint32_t n_ahead_buffers;
 	uint64_t wire_bytes_max; /* what a send can put on the way before the peer reads */
 	uint64_t delay_ns_max;
@@ -29,6 +31,7 @@ struct sim_net *sim_net_create(const struct sim_net_options *options, struct sim
 /* Checks that the server gave everything back when is_clean; otherwise only frees. */
 void sim_net_destroy(struct sim_net *net, bool is_clean);
 struct kv_io *sim_net_io(struct sim_net *net);
+struct sim_files *sim_net_files(struct sim_net *net);
 /* One watched descriptor is the backend's: due_ns() says when it becomes readable, clear() that it was read.
  */
 struct sim_net_watch {

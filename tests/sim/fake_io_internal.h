@@ -33,6 +33,7 @@ struct kv_io_conn {
 struct sim_net {
 	struct kv_io base;
 	struct sim_net_options options;
+	struct sim_files files;
 	struct sim_clock *clock;
 	struct sim_rng rng;
 	struct kv_io_conn *first, *last;

@@ -25,6 +25,7 @@ struct sim_net *sim_net_create(const struct sim_net_options *options, struct sim
 		net->n_ahead_free++;
 	}
 	net->recv_countdown = net->send_countdown = -1;
+	sim_files_init(&net->files, &options->files, clock, seed);
 	return net;
 }
 
@@ -32,6 +33,8 @@ void sim_net_destroy(struct sim_net *net, bool is_clean)
 {
 	if (!net)
 		return;
+	SIM_CHECK(!is_clean || net->files.n_open == 0, "%u files were never closed", net->files.n_open);
+	sim_files_finish(&net->files);
 	SIM_CHECK(!is_clean || net->n_open == 0, "%u connections were never closed", net->n_open);
 	SIM_CHECK(!is_clean || sim_net_n_ahead_out(net) == 0, "%u read-ahead buffers never came back",
 		sim_net_n_ahead_out(net));
@@ -175,7 +178,14 @@ uint64_t sim_net_next_ns(struct sim_net *net)
 		if (ns < due_ns)
 			due_ns = ns;
 	}
-	return due_ns;
+	const uint64_t files_ns = sim_files_next_ns(&net->files);
+
+	return files_ns < due_ns ? files_ns : due_ns;
+}
+
+struct sim_files *sim_net_files(struct sim_net *net)
+{
+	return &net->files;
 }
 
 uint32_t sim_net_n_open(const struct sim_net *net)
