@@ -111,6 +111,28 @@ enum kv_status srv_ctl_api(const struct srv_ctl *ctl, const char *method, const 
 	return status;
 }
 
+enum kv_status srv_ctl_api_text(
+	const struct srv_ctl *ctl, const char *path, char **text, struct kv_error *err)
+{
+	struct srv_http_reply reply;
+	enum kv_status status = srv_http_request(ctl->http, "GET", path, NULL, ctl->timeout_ms, &reply, err);
+
+	if (status != KV_OK)
+		return status;
+	if (reply.code < 200 || reply.code > 299) {
+		json_t *parsed =
+			json_loadb(reply.body, (size_t)reply.body_bytes, JSON_REJECT_DUPLICATES, NULL);
+
+		status = fail_reply(ctl, "GET", path, &reply, parsed, err);
+		json_decref(parsed);
+	} else {
+		*text = reply.body;
+		reply.body = NULL;
+	}
+	srv_http_reply_finish(&reply);
+	return status;
+}
+
 /* Moves the rows of one page behind those of the pages before it. */
 static enum kv_status take_page(json_t *list, const json_t *page, const char *key, struct kv_error *err)
 {

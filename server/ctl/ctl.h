@@ -88,6 +88,9 @@ void srv_ctl_print_command_help(const struct srv_command *command);
  */
 KV_MUST_CHECK enum kv_status srv_ctl_api(const struct srv_ctl *ctl, const char *method, const char *path,
 	const json_t *body, json_t **json, struct kv_error *err);
+/* GET of a text; kv_free() it. Zero-terminated. */
+KV_MUST_CHECK enum kv_status srv_ctl_api_text(
+	const struct srv_ctl *ctl, const char *path, char **text, struct kv_error *err);
 /* GET of a list that comes in pages: the members of all pages' array `key`, in one array. */
 KV_MUST_CHECK enum kv_status srv_ctl_api_list(
 	const struct srv_ctl *ctl, const char *path, const char *key, json_t **list, struct kv_error *err);
@@ -106,6 +109,6 @@ bool srv_interrupt_seen(void);
 extern const struct srv_command srv_cmd_ping, srv_cmd_info, srv_cmd_occupancy, srv_cmd_sessions,
 	srv_cmd_replay, srv_cmd_bench_echo, srv_cmd_bench_step, srv_cmd_capture_inspect, srv_cmd_calibrate,
 	srv_cmd_presets, srv_cmd_codec_info, srv_cmd_codec_encode, srv_cmd_codec_decode,
-	srv_cmd_codec_rotation, srv_cmd_codec_codebook, srv_cmd_codec_compare, srv_cmd_ready;
+	srv_cmd_codec_rotation, srv_cmd_codec_codebook, srv_cmd_codec_compare, srv_cmd_ready, srv_cmd_top;
 
 #endif

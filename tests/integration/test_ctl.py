@@ -132,6 +132,26 @@ class Questions(WithDaemon):
         self.fails("sessions", f"{session:016x}", words=["STALE_HANDLE", f"{session:016x}"])
         self.fails("sessions", "xyz", words=["'xyz'", "16 hex digits"], code=2)
 
+    def test_top(self):
+        """Two looks: rates only between them, the largest sessions first, an object a line with --json."""
+        with frames.Raw(self.daemon.addr) as raw:
+            raw.hello()
+            row = struct.pack("<64f", *range(64))
+            for n_tokens, name in ((3, b"small"), (30, b"large")):
+                session = raw.open(b"exact", name=name)
+                raw.call(frames.rows(frames.APPEND, session, [(9, 0, n_tokens, 0, 1)], n_layers=2,
+                                     k=row * 2 * n_tokens, v=row * 2 * n_tokens))
+            text = self.text("top", "--count", 2, "--interval-ms", 100, "--sessions", 1)
+            self.assertRegex(text, r"(?s)second look on.*health    ready.*requests/s.*and 1 more")
+            self.assertRegex(text, r"(?m)^[0-9a-f]{16}  large +exact")
+            self.assertNotIn("small", text)
+            self.assertNotIn("\x1b", text)
+            done = run("--http", self.daemon.http, "--json", "top", "--count", 2, "--interval-ms", 100)
+            first, second = map(json.loads, done.stdout.splitlines())
+            self.assertIsNone(first["load"])
+            self.assertGreaterEqual(second["load"]["rows_in_per_s"], 0)
+            self.assertEqual(len(second["sessions"]), 2)
+
     def test_more_sessions_than_one_answer_holds(self):
         with frames.Raw(self.daemon.addr) as raw:
             raw.hello()
