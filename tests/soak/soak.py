@@ -1,0 +1,206 @@
+"""Real processes that are killed: clients and the daemon, at random points under load.
+
+usage: soak.py [SECONDS] [CONNECTS]    (TQKV_BUILD, TQKV_IO and KV_SOURCE_ROOT as for the integration tests)
+
+What must hold, whoever dies: no answer has a row of something else (worker.py), a killed client loses nothing that was
+acknowledged and leaves no block behind, a killed daemon is noticed by every client and mixes nothing, and connecting
+and going away, over and over, leaves neither descriptors nor memory behind.
+"""
+import collections
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parent.parent / "integration")]
+
+import tqkv
+
+import worker
+from daemon import IS_SANITIZED, Daemon
+
+POOL = (f"name=soak,layers={worker.N_LAYERS},q_heads={worker.Q_HEADS},kv_heads={worker.KV_HEADS},"
+        f"head_dim={worker.DIM},k=f32,v=f32,block_size=16,blocks=1024")
+N_WORKERS = 6
+PATIENCE_S = 60
+
+
+class Worker:
+    """A worker process and what is known of its lengths: per sequence the range in which it must be."""
+
+    def __init__(self, address, number, seed, ranges=None):
+        self.number = number
+        self.ranges = ranges if ranges is not None else {}
+        self.n_ops, self.n_lost, self.n_new = 0, 0, 0
+        self.process = subprocess.Popen([sys.executable, worker.__file__, address, str(number), str(seed)],
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            if not line.endswith("\n"):
+                break  # killed while it wrote: the call was not made yet, or not yet known to be answered
+            kind, *numbers = line.split()
+            numbers = [int(number) for number in numbers]
+            if kind == "try":
+                self.ranges[numbers[0]] = (numbers[1], numbers[2])
+            elif kind == "is":
+                self.ranges[numbers[0]] = (numbers[1], numbers[1])
+            elif kind == "ops":
+                self.n_ops += numbers[0]
+            elif kind == "lost":
+                self.n_lost += 1
+            elif kind == "new":
+                self.n_new += 1
+                self.ranges.clear()
+
+    def end(self):
+        """By force, in the middle of whatever it does. Its own complaint, if it had one before."""
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+        self.process.stdout.close()
+        complaint = self.process.stderr.read()
+        self.process.stderr.close()
+        if complaint:
+            raise AssertionError(f"worker {self.number}: {complaint}")
+
+
+def wait_until(what, is_true):
+    end = time.monotonic() + PATIENCE_S
+    while not is_true():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {PATIENCE_S} s: {what}")
+        time.sleep(0.02)
+
+
+def inspect(daemon, dead):
+    """A killed client's session, taken over: nothing acknowledged is lost, nothing is half there, all rows are its own."""
+    with tqkv.Client(daemon.addr) as client:
+        try:
+            session = client.attach(f"soak-{dead.number}")
+        except tqkv.TqkvError as error:
+            if error.status_name == "NOT_FOUND" and all(low == 0 for low, _ in dead.ranges.values()):
+                return  # it was killed before it had one
+            raise
+        told = session.lengths()
+        for sequence, (low, high) in dead.ranges.items():
+            layers = told.get(sequence, [0] * worker.N_LAYERS)
+            assert min(layers) == max(layers), (dead.number, sequence, layers)
+            assert low <= layers[0] <= high, f"worker {dead.number} sequence {sequence}: {layers[0]} tokens, known {low} to {high}"
+        worker.check_all(dead.number, session, told)
+
+
+def blocks_of(daemon):
+    return daemon.get("/v1/occupancy")["totals"]["blocks"]
+
+
+def kill_clients(daemon, draw, seconds):
+    workers = [Worker(daemon.addr, n, draw.getrandbits(32)) for n in range(N_WORKERS)]
+    end, n_killed = time.monotonic() + seconds, 0
+    try:
+        wait_until("every worker works", lambda: all(w.n_ops for w in workers))
+        while time.monotonic() < end or n_killed < 5:
+            time.sleep(draw.uniform(0.05, 0.3))
+            n = draw.randrange(N_WORKERS)
+            workers[n].end()
+            n_killed += 1
+            inspect(daemon, workers[n])
+            workers[n] = Worker(daemon.addr, n, draw.getrandbits(32), workers[n].ranges)
+    finally:
+        for one in workers:
+            one.end()
+    for one in workers:
+        inspect(daemon, one)
+    with tqkv.Client(daemon.addr) as client:
+        for one in workers:
+            client.attach(f"soak-{one.number}").close()
+    wait_until("all blocks are free", lambda: blocks_of(daemon)["free"] == blocks_of(daemon)["total"])
+    return n_killed
+
+
+def kill_daemons(folder, draw, seconds):
+    """Returns how often; every worker must have noticed each time, and works on with a session that is new."""
+    daemon = Daemon("--pool", POOL, folder=folder)
+    workers = [Worker(daemon.addr, n, draw.getrandbits(32)) for n in range(N_WORKERS)]
+    end, n_killed = time.monotonic() + seconds, 0
+    try:
+        while time.monotonic() < end or n_killed < 2:
+            wait_until("every worker works", lambda: all(w.n_new > n_killed and w.n_ops for w in workers))
+            time.sleep(draw.uniform(0.05, 0.5))
+            seen = [w.n_lost for w in workers]
+            daemon.process.kill()
+            daemon.process.wait()
+            daemon.log_file.close()
+            wait_until("every worker noticed", lambda: all(w.n_lost > n for w, n in zip(workers, seen)))
+            daemon = Daemon("--pool", POOL, folder=folder)
+            n_killed += 1
+            for one in workers:
+                one.n_ops = 0
+        wait_until("every worker works again", lambda: all(w.n_new > n_killed and w.n_ops for w in workers))
+    finally:
+        for one in workers:
+            one.end()
+        code = daemon.stop()
+    assert code == 0, code
+    return n_killed
+
+
+def connect_and_go(daemon, n_connects):
+    """In every way of going: at once, in the middle of HELLO, with a reset."""
+    path = str(daemon.path)
+    host, port = daemon.tcp[len("tcp:"):].rsplit(":", 1)
+
+    def some(n):
+        for i in range(n):
+            is_tcp = i % 8 == 0
+            sock = socket.socket(socket.AF_INET if is_tcp else socket.AF_UNIX)
+            sock.connect((host, int(port)) if is_tcp else path)
+            if i % 3 == 1:
+                sock.send(b"TKV1"[: i % 5])
+            if is_tcp and i % 16 == 0:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            sock.close()
+
+    def is_empty():
+        return daemon.metrics()["tqkv_connections"] == 0
+
+    some(1000)  # what is taken once is taken
+    wait_until("no connection is left", is_empty)
+    n_descriptors, resident_bytes = daemon.n_descriptors(), daemon.resident_bytes()
+    some(n_connects)
+    wait_until("no connection is left", is_empty)
+    grown = daemon.resident_bytes() - resident_bytes
+    assert daemon.n_descriptors() <= n_descriptors, (n_descriptors, daemon.n_descriptors())
+    assert IS_SANITIZED or grown < 1 << 20, f"{grown} bytes more after {n_connects} connections"
+    accepted = daemon.metrics()["tqkv_connections_accepted_total"]
+    assert accepted >= n_connects, accepted
+    return grown
+
+
+def main():
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10
+    n_connects = int(sys.argv[2]) if len(sys.argv) > 2 else 10000
+    seed = int(os.environ.get("TQKV_SEED", random.SystemRandom().getrandbits(32)))
+    draw = random.Random(seed)
+    print(f"seed {seed}", flush=True)
+    with Daemon("--pool", POOL) as daemon:
+        print(f"{kill_clients(daemon, draw, seconds / 2)} clients killed: nothing lost, nothing mixed, no block left",
+              flush=True)
+        grown = connect_and_go(daemon, n_connects)
+        print(f"{n_connects} connections came and went: resident memory grew by {grown} bytes", flush=True)
+    with tempfile.TemporaryDirectory(prefix="tqkv-soak.") as folder:
+        n = kill_daemons(folder, draw, seconds / 2)
+        print(f"{n} times the daemon was killed: every client noticed, nothing mixed", flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    main()
