@@ -399,6 +399,18 @@ TQKV_API enum tqkv_status tqkv_decode(struct tqkv_session *session, const struct
 	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err);
 TQKV_API enum tqkv_status tqkv_append_decode(struct tqkv_session *session, const struct tqkv_rows *rows,
 	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err);
+/*
+ * Attention over parts of one context, put together: outs[n_parts] are [n_rows][dim] of dtype (f32, f16,
+ * bf16) and lses[n_parts] are [n_rows], of the same queries over each part, a row being one query head of one
+ * query. Gives what attention over the whole gives: out of the same dtype, and lse unless NULL. Both may be
+ * those of a part. A part that saw no token (lse -infinity) counts for nothing; no part: zeros and -infinity.
+ *
+ * At most one part may have been asked with sinks. With ALiBi every part counted distances from its own end:
+ * take slope * (distance between the ends) off the log-sum-exp of an earlier part before. BAD_ARG; BAD_VALUE
+ * when a log-sum-exp is NaN or +infinity, with out and lse untouched.
+ */
+TQKV_API enum tqkv_status tqkv_merge(uint32_t n_parts, const void *const *outs, const float *const *lses,
+	uint64_t n_rows, uint32_t dim, enum tqkv_dtype dtype, void *out, float *lse, struct tqkv_error *err);
 /* Of each item only sequence and position (the new length) count. `result->items` as above. */
 TQKV_API enum tqkv_status tqkv_truncate(struct tqkv_session *session, const struct tqkv_item *items,
 	uint32_t n_items, uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err);

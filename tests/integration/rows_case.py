@@ -33,6 +33,28 @@ def attention(q, k, v, scale=None):
     return out, lse
 
 
+def attention_row(q, k, v, scale=None, *, end=None, window=0, sink_tokens=0, softcap=0, alibi=None, sinks=None):
+    """The same with all options: one query row that sees `end` tokens, the newest at end - 1. Plain masks, no ranges."""
+    q, k, v = (np.asarray(part, np.float64) for part in (q, k, v))
+    end = len(k) if end is None else end
+    token = np.arange(len(k))
+    is_seen = (token < end) & ((token >= end - window) | (token < sink_tokens) if window else True)
+    group = q.shape[0] // k.shape[1]
+    out, lse = np.zeros((q.shape[0], v.shape[2])), np.zeros(q.shape[0])
+    for head in range(q.shape[0]):
+        logits = k[:, head // group] @ q[head] * (scale or 1 / np.sqrt(q.shape[1]))
+        logits = softcap * np.tanh(logits / softcap) if softcap else logits
+        logits = logits + (0 if alibi is None else alibi[head] * (token - (end - 1.0)))
+        logits = np.append(np.where(is_seen, logits, -np.inf), -np.inf if sinks is None else sinks[head])
+        if np.isneginf(logits).all():
+            lse[head] = -np.inf
+            continue
+        weights = np.exp(logits - logits.max())
+        lse[head] = np.log(weights.sum()) + logits.max()
+        out[head] = weights[:-1] @ v[:, head // group] / weights.sum()
+    return out, lse
+
+
 def distance(got, exact):
     """Relative, in length."""
     norm = np.linalg.norm(exact)

@@ -179,6 +179,19 @@ static void spoil_position(struct sim_peer *peer, struct sim_item *item)
 		item->position += 1 + below(peer, 5);
 }
 
+/* How many query rows: at most one more than the tokens that the frame says are seen, else it is refused
+ * whole. */
+static uint32_t any_q_len(struct sim_peer *peer, const struct sim_item *item)
+{
+	const uint64_t bound = item->position == KV_LENGTH_PLANNED
+		? SIM_Q_LEN_MAX
+		: (uint64_t)item->position + item->n_tokens + 1;
+
+	if (chance(peer, 700))
+		return 1;
+	return 1 + below(peer, bound < SIM_Q_LEN_MAX ? (uint32_t)bound : SIM_Q_LEN_MAX);
+}
+
 static void add_item(struct sim_peer *peer, struct sim_request *request, const struct sim_session *session,
 	uint64_t sequence)
 {
@@ -187,16 +200,18 @@ static void add_item(struct sim_peer *peer, struct sim_request *request, const s
 	const uint32_t length = length_of(peer, session, sequence, request->layer_first);
 
 	item->sequence = sequence;
-	item->q_len = request->opcode != KVP_OP_APPEND;
 	if (request->opcode == KVP_OP_DECODE) {
 		item->position = chance(peer, 300) ? KV_LENGTH_PLANNED : below(peer, length + 1);
 		if (item->position != KV_LENGTH_PLANNED)
 			spoil_position(peer, item);
+		item->q_len = any_q_len(peer, item);
 		return;
 	}
 	item->position = length;
 	item->n_tokens = 1 + below(peer, chance(peer, 300) ? config->tokens_per_item_max : 4);
 	spoil_position(peer, item);
+	if (request->opcode == KVP_OP_APPEND_DECODE)
+		item->q_len = any_q_len(peer, item);
 	if (item->position == 0 && !is_wrong(peer))
 		item->flags |= KVP_ITEM_CREATE;
 	if (chance(peer, 100))
@@ -257,6 +272,11 @@ static void choose_dtypes(struct sim_peer *peer, struct sim_request *request)
 	}
 	if (chance(peer, 200))
 		request->scale = 0.125f * (float)(1 + below(peer, 16));
+	if (chance(peer, 200)) {
+		const uint32_t window = request->spec->layers[request->layer_first].window;
+
+		request->window = 1 + below(peer, window > 0 ? window : 40);
+	}
 }
 
 static void ask_rows(struct sim_peer *peer, uint16_t opcode, const struct sim_session *session)
@@ -288,13 +308,14 @@ static void ask_rows(struct sim_peer *peer, uint16_t opcode, const struct sim_se
 
 		if (last->n_tokens > 1) {
 			last->n_tokens = 1;
+			last->q_len = last->q_len > 1 ? 1 : last->q_len;
 			last->bad_row = last->bad_layer = KV_ROW_NONE;
 		} else {
 			request->n_items--;
 		}
 	}
 	request->query_counter = peer->world->query_counter + 1;
-	peer->world->query_counter += request->n_items;
+	peer->world->query_counter += SIM_ITEMS_MAX * SIM_Q_LEN_MAX;
 	send(peer, request);
 }
 

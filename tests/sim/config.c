@@ -39,6 +39,16 @@ struct sim_config sim_config_plain(uint64_t seed)
 	};
 }
 
+static void draw_attention(struct sim_pool_config *pool, struct sim_rng *rng)
+{
+	pool->window = sim_chance(rng, 300) ? sim_between(rng, 1, 50) : 0;
+	pool->sink_tokens = pool->window > 0 && sim_chance(rng, 400) ? sim_between(rng, 1, 20) : 0;
+	pool->softcap = sim_chance(rng, 200) ? 0.5 * sim_between(rng, 1, 40) : 0;
+	pool->has_sinks = sim_chance(rng, 200);
+	pool->has_alibi = sim_chance(rng, 200);
+	pool->alternates = sim_chance(rng, 500);
+}
+
 static void draw_pools(struct sim_config *config, struct sim_rng *rng)
 {
 	static const char *const formats[] = { "f32", "bf16", "tq4" };
@@ -59,6 +69,7 @@ static void draw_pools(struct sim_config *config, struct sim_rng *rng)
 		pool->tokens_max = sim_between(rng, 40, 160);
 		if (pool->tokens_max > pool->block_size * pool->n_blocks)
 			pool->tokens_max = pool->block_size * pool->n_blocks;
+		draw_attention(pool, rng);
 	}
 }
 

@@ -110,29 +110,6 @@ static void done(struct srv_control *control)
 	}
 }
 
-/* A spec for the extra pool, as the control thread would make it. */
-static struct kv_pool_spec *extra_spec(const struct sim_world *world)
-{
-	const struct sim_pool_config *pool = &world->config.pools[0];
-	struct kv_pool_spec *spec = NULL;
-	char text[256];
-	json_t *json = NULL;
-
-	snprintf(text, sizeof(text),
-		"name=%s,layers=%u,q_heads=%u,kv_heads=%u,k_head_dim=%u,v_head_dim=%u,k=%s,v=%s,block_size=%"
-		"u,"
-		"blocks=%u,tokens_max=%u",
-		sim_pool_name(SIM_POOLS_MAX), pool->n_layers, pool->q_heads, pool->kv_heads, pool->k_head_dim,
-		pool->v_head_dim, pool->k, pool->v, pool->block_size, pool->n_blocks, pool->tokens_max);
-	enum kv_status status = kv_pool_spec_parse_short(text, &json, NULL);
-
-	SIM_CHECK(status == KV_OK, "%s", text);
-	status = kv_pool_spec_create(json, &spec, NULL);
-	SIM_CHECK(status == KV_OK, "%s", text);
-	json_decref(json);
-	return spec;
-}
-
 static void post_one(struct sim_world *world, struct sim_asked *asked)
 {
 	static const enum srv_control_kind kinds[] = { SRV_CONTROL_INFO, SRV_CONTROL_POOLS,
@@ -156,7 +133,9 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 		const bool is_create = sim_chance(&world->rng, 500);
 
 		control->kind = is_create ? SRV_CONTROL_POOL_CREATE : SRV_CONTROL_POOL_DELETE;
-		control->spec = is_create ? extra_spec(world) : NULL;
+		control->spec = is_create
+			? sim_world_make_spec(&world->config.pools[0], sim_pool_name(SIM_POOLS_MAX))
+			: NULL;
 		snprintf(control->name, sizeof(control->name), "%s", sim_pool_name(SIM_POOLS_MAX));
 	}
 	asked->is_posted = true;

@@ -73,6 +73,8 @@ static struct sim_expected plan_append(const struct sim_model *model, const stru
 	if (expected.n_blocks > session->reserve_left &&
 		expected.n_blocks - session->reserve_left > counts->n_free - counts->n_reserved)
 		expected.status = KV_POOL_FULL;
+	else if (item->q_len > 1 && item->q_len > length)
+		expected.status = KV_BAD_ARG;
 	return expected;
 }
 
@@ -91,7 +93,11 @@ struct sim_expected sim_model_plan(const struct sim_model *model, const struct s
 		if (end > sequence->layers[l].planned)
 			return (struct sim_expected){ KV_POSITION, l, sequence->layers[l].planned, 0 };
 	}
-	return (struct sim_expected){ KV_OK, KV_LAYER_NONE,
+
+	const uint32_t seen = is_all ? sequence->layers[layer_first].planned : item->position;
+	const bool is_short = item->kind == KV_ITEM_DECODE && item->q_len > 1 && item->q_len > seen;
+
+	return (struct sim_expected){ is_short ? KV_BAD_ARG : KV_OK, KV_LAYER_NONE,
 		sim_sequence_least(sequence, layer_first, n_layers, false), 0 };
 }
 

@@ -118,14 +118,20 @@ void sim_attention_expect(const struct sim_attention *attention, uint8_t *out, f
 	const uint32_t n_group = spec->q_heads / spec->kv_heads;
 	float *q = malloc((size_t)spec->q_heads * spec->k_head_dim * sizeof(float));
 	float *values = malloc((size_t)spec->q_heads * spec->v_head_dim * sizeof(float));
-	const struct kv_attention_options options = {
-		.scale = attention->scale > 0 ? attention->scale : layer->scale,
-	};
+	const uint32_t window = attention->window > 0 ? attention->window : layer->window;
+	const uint32_t lo = window > 0 && attention->n_tokens > window ? attention->n_tokens - window : 0;
 
 	SIM_CHECK(q && values, "no memory for a query");
 	sim_query_values(spec, attention->query_id, attention->q_dtype, q);
 	for (uint32_t h = 0; h < spec->kv_heads; h++) {
 		uint8_t *k = rows_of_head(attention, false, h), *v = rows_of_head(attention, true, h);
+		const float *sinks = attention->has_no_sinks ? NULL : layer->sinks;
+		const struct kv_attention_options options = {
+			.scale = attention->scale > 0 ? attention->scale : layer->scale,
+			.softcap = layer->softcap,
+			.slopes = layer->alibi ? layer->alibi + (size_t)h * n_group : NULL,
+			.sinks = sinks ? sinks + (size_t)h * n_group : NULL,
+		};
 		const struct kv_attention_input input = {
 			.k_codec = layer->k,
 			.v_codec = layer->v,
@@ -133,6 +139,8 @@ void sim_attention_expect(const struct sim_attention *attention, uint8_t *out, f
 			.v = { v, NULL, 1, layer->v->row_bytes, layer->v->row_bytes, 0 },
 			.q = q + (size_t)h * n_group * spec->k_head_dim,
 			.n_queries = n_group,
+			.tokens.first_hi = layer->sink_tokens < lo ? layer->sink_tokens : 0,
+			.tokens.lo = layer->sink_tokens < lo ? lo : 0,
 			.tokens.hi = attention->n_tokens,
 			.q_is_rotated = attention->q_is_rotated,
 			.out_is_rotated = attention->out_is_rotated,

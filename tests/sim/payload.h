@@ -36,11 +36,12 @@ struct sim_attention {
 	const struct kv_pool_spec *spec;
 	uint32_t layer;
 	const uint32_t *row_ids; /* [n_tokens] */
-	uint32_t n_tokens;
+	uint32_t n_tokens;       /* that this row sees, but for a window */
 	uint32_t query_id;
 	enum kv_dtype q_dtype, out_dtype;
-	float scale; /* 0 = the layer's */
-	bool q_is_rotated, out_is_rotated;
+	float scale;     /* 0 = the layer's */
+	uint32_t window; /* 0 = the layer's */
+	bool q_is_rotated, out_is_rotated, has_no_sinks;
 };
 /* out: [q_heads, v_head_dim] of out_dtype; lse: [q_heads]. */
 void sim_attention_expect(const struct sim_attention *attention, uint8_t *out, float *lse);

@@ -62,8 +62,9 @@ static bool is_zero(const uint8_t *bytes, uint64_t n)
 	return n == 0;
 }
 
-static void check_output(
-	const struct sim_request *request, uint32_t item_idx, const uint8_t *out, const float *lse)
+/* Row `row` of an item's queries, which sees item->q_len - 1 - row tokens less than the last one. */
+static void check_output(const struct sim_request *request, uint32_t item_idx, uint32_t row,
+	const uint8_t *out, const float *lse)
 {
 	const struct sim_item *item = &request->items[item_idx];
 	const struct kv_pool_spec *spec = request->spec;
@@ -73,11 +74,13 @@ static void check_output(
 		.spec = spec,
 		.layer = request->layer_first,
 		.row_ids = item->row_ids,
-		.n_tokens = item->n_row_ids,
-		.query_id = request->query_counter + item_idx,
+		.n_tokens = item->n_row_ids - (item->q_len - 1 - row),
+		.query_id = sim_query_id(request, item_idx, row),
 		.q_dtype = request->q_dtype,
 		.out_dtype = request->out_dtype,
 		.scale = request->scale,
+		.window = request->window,
+		.has_no_sinks = (request->rows_flags & KVP_ROWS_NO_SINKS) != 0,
 		.q_is_rotated = (request->rows_flags & KVP_ROWS_Q_ROTATED) != 0,
 		.out_is_rotated = (request->rows_flags & KVP_ROWS_OUT_ROTATED) != 0,
 	};
@@ -86,41 +89,51 @@ static void check_output(
 
 	SIM_CHECK(expected && expected_lse, "no memory for an output");
 	sim_attention_expect(&attention, expected, expected_lse);
-	SIM_CHECK(memcmp(expected, out, n_bytes) == 0, "request %llu item %u: another output over %u tokens",
-		(unsigned long long)request->id, item_idx, item->n_row_ids);
+	SIM_CHECK(memcmp(expected, out, n_bytes) == 0,
+		"request %llu item %u row %u: another output over %u tokens", (unsigned long long)request->id,
+		item_idx, row, attention.n_tokens);
 	if (lse)
 		CHECK(memcmp(expected_lse, lse, spec->q_heads * sizeof(float)) == 0, "another lse");
 	free(expected);
 	free(expected_lse);
 }
 
+/* Row `at` of all outputs. */
+static void check_row(const struct sim_request *request, uint32_t item_idx, uint32_t row, uint64_t at,
+	const struct kvp_rows_reply *reply, const uint8_t *payload)
+{
+	const struct kv_pool_spec *spec = request->spec;
+	const uint64_t row_bytes =
+		(uint64_t)spec->q_heads * spec->v_head_dim * kv_dtype_bytes(request->out_dtype);
+	const bool has_lse = request->rows_flags & KVP_ROWS_LSE;
+	const uint8_t *out = payload + at * row_bytes;
+	float lse[64];
+
+	SIM_CHECK(spec->q_heads <= 64, "too many heads for the simulation");
+	if (has_lse)
+		memcpy(lse, payload + reply->lse_off + at * spec->q_heads * sizeof(float),
+			spec->q_heads * sizeof(float));
+	if (request->items[item_idx].outcome.status == KV_OK) {
+		check_output(request, item_idx, row, out, has_lse ? lse : NULL);
+		return;
+	}
+	CHECK(is_zero(out, row_bytes), "the output of a failed item is not zero");
+	for (uint32_t h = 0; has_lse && h < spec->q_heads; h++)
+		CHECK(isinf(lse[h]) && lse[h] < 0, "the lse of a failed item is not -infinity");
+}
+
 static void check_outputs(const struct sim_request *request, const struct kvp_header *header,
 	const struct kvp_rows_reply *reply, const uint8_t *body)
 {
-	const struct kv_pool_spec *spec = request->spec;
 	const uint8_t *payload = body + kvp_payload_start(header->op_bytes, header->n_items, KVP_ITEM_BYTES);
-	const uint64_t row_bytes =
-		(uint64_t)spec->q_heads * spec->v_head_dim * kv_dtype_bytes(request->out_dtype);
 	const bool has_lse = request->rows_flags & KVP_ROWS_LSE;
 	uint64_t n_q = 0;
 
 	CHECK(reply->out_off == 0 && reply->out_dtype == request->out_dtype, "the output's place");
 	CHECK((reply->lse_off != KVP_ABSENT) == has_lse, "the lse's place");
-	for (uint32_t i = 0; i < request->n_items; i++, n_q++) {
-		const uint8_t *out = payload + n_q * row_bytes;
-		float lse[64];
-
-		SIM_CHECK(spec->q_heads <= 64, "too many heads for the simulation");
-		if (has_lse)
-			memcpy(lse, payload + reply->lse_off + n_q * spec->q_heads * sizeof(float),
-				spec->q_heads * sizeof(float));
-		if (request->items[i].outcome.status == KV_OK) {
-			check_output(request, i, out, has_lse ? lse : NULL);
-			continue;
-		}
-		CHECK(is_zero(out, row_bytes), "the output of a failed item is not zero");
-		for (uint32_t h = 0; has_lse && h < spec->q_heads; h++)
-			CHECK(isinf(lse[h]) && lse[h] < 0, "the lse of a failed item is not -infinity");
+	for (uint32_t i = 0; i < request->n_items; i++) {
+		for (uint32_t row = 0; row < request->items[i].q_len; row++)
+			check_row(request, i, row, n_q++, reply, payload);
 	}
 }
 

@@ -205,6 +205,7 @@ static void put_rows_op(const struct sim_request *request, const struct layout *
 		.v_off = layout->v_off,
 		.q_off = layout->q_off,
 		.scale = request->scale,
+		.window = request->window,
 	};
 
 	if (request->k_dtype == KV_DTYPE_PACKED || request->v_dtype == KV_DTYPE_PACKED)
@@ -342,11 +343,11 @@ static void put_queries(const struct sim_request *request, uint8_t *out)
 
 	SIM_CHECK(values, "no memory for queries");
 	for (uint32_t i = 0; i < request->n_items; i++) {
-		if (request->items[i].q_len == 0)
-			continue;
-		sim_query_values(spec, request->query_counter + i, request->q_dtype, values);
-		kv_rows_store(request->q_dtype, values, n, out);
-		out += n * kv_dtype_bytes(request->q_dtype);
+		for (uint32_t row = 0; row < request->items[i].q_len; row++) {
+			sim_query_values(spec, sim_query_id(request, i, row), request->q_dtype, values);
+			kv_rows_store(request->q_dtype, values, n, out);
+			out += n * kv_dtype_bytes(request->q_dtype);
+		}
 	}
 	free(values);
 }

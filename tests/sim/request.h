@@ -13,6 +13,7 @@
 #include "tests/sim/sim.h"
 
 #define SIM_ITEMS_MAX 12u
+#define SIM_Q_LEN_MAX 16u
 
 /* Deliberate faults of a frame. Those before SIM_FLAW_KEEPS close the connection. */
 enum sim_flaw {
@@ -82,6 +83,7 @@ struct sim_request {
 	enum kv_dtype k_dtype, v_dtype, q_dtype, out_dtype;
 	uint32_t rows_flags, query_counter;
 	float scale;
+	uint32_t window;
 	uint32_t n_items;
 	struct sim_item items[SIM_ITEMS_MAX];
 	/* the others */
@@ -94,6 +96,13 @@ struct sim_request {
 	struct kvp_tell_req tell;
 	struct kvp_pool_info_req pool_info;
 };
+
+/* The number from which row `row` of an item's queries follows; a request takes SIM_ITEMS_MAX *
+ * SIM_Q_LEN_MAX. */
+static inline uint32_t sim_query_id(const struct sim_request *request, uint32_t item_idx, uint32_t row)
+{
+	return request->query_counter + item_idx * SIM_Q_LEN_MAX + row;
+}
 
 /* A growing run of bytes. */
 struct sim_bytes {

@@ -29,7 +29,7 @@ struct sim_request *sim_script_new(struct sim_peer *peer, uint16_t opcode, uint6
 		request->rows_flags = KVP_ROWS_LSE;
 	request->tell = (struct kvp_tell_req){ 0, KVP_ITEMS_MAX, KVP_TELL_PER_LAYER };
 	request->query_counter = world->query_counter + 1;
-	world->query_counter += SIM_ITEMS_MAX;
+	world->query_counter += SIM_ITEMS_MAX * SIM_Q_LEN_MAX;
 	return request;
 }
 

@@ -23,8 +23,10 @@ static struct sim_config big_config(uint64_t seed)
 	config.n_peers = 6;
 	config.pipeline_max = 4;
 	config.n_pools = 2;
-	config.pools[0] = (struct sim_pool_config){ 1, 1, 1, 16, 16, 16, 8000, 60000, "bf16", "bf16" };
-	config.pools[1] = (struct sim_pool_config){ 1, 2, 1, 16, 16, 32, 4000, 60000, "tq4", "f32" };
+	config.pools[0] =
+		(struct sim_pool_config){ 1, 1, 1, 16, 16, 16, 8000, 60000, "bf16", "bf16", .window = 0 };
+	config.pools[1] =
+		(struct sim_pool_config){ 1, 2, 1, 16, 16, 32, 4000, 60000, "tq4", "f32", .window = 0 };
 	config.net.n_ahead_buffers = 16;
 	config.net.delay_ns_max = 0;
 	config.net.wire_bytes_max = 1 << 20;

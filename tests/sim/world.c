@@ -18,6 +18,45 @@ const char *sim_pool_name(uint32_t idx)
 	return pool_names[idx];
 }
 
+/* A number per query head. */
+static json_t *heads_json(const struct sim_pool_config *pool, double first, double step)
+{
+	json_t *json = json_array();
+
+	for (uint32_t h = 0; h < pool->q_heads; h++)
+		json_array_append_new(json, json_real(first + step * h));
+	return json;
+}
+
+/* `value` on all layers, or on every other one. */
+static json_t *layers_json(const struct sim_pool_config *pool, json_t *value, json_t *other)
+{
+	json_t *json = json_array();
+
+	for (uint32_t l = 0; l < pool->n_layers; l++)
+		json_array_append(json, pool->alternates && l % 2 == 1 ? other : value);
+	json_decref(value);
+	json_decref(other);
+	return json;
+}
+
+static void add_attention(json_t *json, const struct sim_pool_config *pool)
+{
+	if (pool->window > 0)
+		json_object_set_new(
+			json, "window", layers_json(pool, json_integer(pool->window), json_integer(0)));
+	if (pool->sink_tokens > 0)
+		json_object_set_new(json, "sink_tokens", json_integer(pool->sink_tokens));
+	if (pool->softcap > 0)
+		json_object_set_new(
+			json, "softcap", layers_json(pool, json_real(pool->softcap), json_integer(0)));
+	if (pool->has_sinks)
+		json_object_set_new(
+			json, "sinks", layers_json(pool, heads_json(pool, -0.5, 0.75), json_null()));
+	if (pool->has_alibi)
+		json_object_set_new(json, "alibi", heads_json(pool, 0.25, -0.0625));
+}
+
 static json_t *pool_json(const struct sim_pool_config *pool, const char *name)
 {
 	json_t *json = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:i}", "name", name,
@@ -27,10 +66,11 @@ static json_t *pool_json(const struct sim_pool_config *pool, const char *name)
 		(int)pool->tokens_max);
 
 	SIM_CHECK(json, "a pool's JSON could not be made");
+	add_attention(json, pool);
 	return json;
 }
 
-static struct kv_pool_spec *make_spec(const struct sim_pool_config *pool, const char *name)
+struct kv_pool_spec *sim_world_make_spec(const struct sim_pool_config *pool, const char *name)
 {
 	struct kv_pool_spec *spec = NULL;
 	struct kv_error err = { 0 };
@@ -121,8 +161,8 @@ static void make_parts(struct sim_world *world)
 	sim_random_init(&world->random, config->seed);
 	sim_model_init(&world->model, config->sessions_max, config->sequences_max);
 	for (uint32_t i = 0; i < config->n_pools; i++)
-		world->specs[i] = make_spec(&config->pools[i], pool_names[i]);
-	world->specs[SIM_POOLS_MAX] = make_spec(&config->pools[0], pool_names[SIM_POOLS_MAX]);
+		world->specs[i] = sim_world_make_spec(&config->pools[i], pool_names[i]);
+	world->specs[SIM_POOLS_MAX] = sim_world_make_spec(&config->pools[0], pool_names[SIM_POOLS_MAX]);
 	sim_world_options(world);
 	world->net = sim_net_create(&config->net, &world->clock, config->seed);
 	world->backend = sim_backend_create(&config->backend, &hooks, &world->clock, config->seed);

@@ -17,6 +17,10 @@
 struct sim_pool_config {
 	uint32_t n_layers, q_heads, kv_heads, k_head_dim, v_head_dim, block_size, n_blocks, tokens_max;
 	const char *k, *v;
+	/* Attention options; 0: none. Windows and caps are every other layer's where `alternates`. */
+	uint32_t window, sink_tokens;
+	double softcap;
+	bool has_sinks, has_alibi, alternates;
 };
 
 struct sim_config {
@@ -119,6 +123,8 @@ uint32_t sim_world_rows(struct sim_world *world, uint32_t n_tokens);
 /* Pools 0 to n_pools - 1 are the configuration's; SIM_POOLS_MAX is the one that control requests make and
  * delete. */
 const char *sim_pool_name(uint32_t idx);
+/* As the control thread would make it; kv_pool_spec_destroy() it. */
+struct kv_pool_spec *sim_world_make_spec(const struct sim_pool_config *pool, const char *name);
 struct kv_pool *sim_world_pool(const struct sim_world *world, uint32_t idx);
 /* The world's copy of a pool's spec, by the pool's name. */
 const struct kv_pool_spec *sim_world_spec(const struct sim_world *world, const char *name);

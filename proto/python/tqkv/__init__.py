@@ -15,10 +15,11 @@ from . import codec, http, safetensors
 from .client import Client, PoolInfo, ReconnectReport, ServerInfo
 from .dtypes import from_bf16, to_bf16
 from .errors import ArgumentError, ArgumentTypeError, ItemResult, Status, TqkvError
+from .merging import merge
 from .pipeline import Future, Pipeline
 from .session import Geometry, Sequence, Session
 
 __version__ = "0.1.0"
 __all__ = ["ArgumentError", "ArgumentTypeError", "Client", "Future", "Geometry", "ItemResult", "Pipeline", "PoolInfo",
            "ReconnectReport", "Sequence", "ServerInfo", "Session", "Status", "TqkvError", "codec", "from_bf16",
-           "http", "safetensors", "to_bf16"]
+           "http", "merge", "safetensors", "to_bf16"]

@@ -66,12 +66,13 @@ class Call:
     """One row operation on any number of items."""
 
     def __init__(self, connection, geometry, session, op, items, *, layer_first=0, n_layers=1,
-                 k_dtype=0, v_dtype=0, q_dtype=0, out_dtype=0, lse=False, scale=0.0, fingerprint=0):
+                 k_dtype=0, v_dtype=0, q_dtype=0, out_dtype=0, lse=False, scale=0.0, window=0,
+                 sinks=True, fingerprint=0):
         self.connection, self.geometry, self.session = connection, geometry, session
         self.op, self.items = op, items
         self.layer_first, self.n_layers = layer_first, n_layers
         self.k_dtype, self.v_dtype, self.q_dtype, self.out_dtype = k_dtype, v_dtype, q_dtype, out_dtype
-        self.lse, self.scale, self.fingerprint = lse, scale, fingerprint
+        self.lse, self.scale, self.window, self.sinks, self.fingerprint = lse, scale, window, sinks, fingerprint
         self.has_rows = op in (wire.APPEND, wire.DECODE, wire.APPEND_DECODE)
         self.error = None  # of the call as a whole
         self.retry_after_ms = 0
@@ -117,6 +118,9 @@ class Call:
 
     def _op_bytes(self):
         return wire.LAYOUTS["rows_req"].size if self.has_rows else 0
+
+    def _flags(self):
+        return (wire.ROWS_LSE if self.lse else 0) | (0 if self.sinks else wire.ROWS_NO_SINKS)
 
     def _segments(self, op, token_bytes, n_tokens, n_q):
         """Bytes of K, V and Q. token_bytes: of K and V of one token on the frame's layers."""
@@ -223,9 +227,9 @@ class Call:
                 layer_first=self.pass_first, n_layers=self.pass_layers, n_tokens_total=n_tokens, n_q_total=n_q,
                 k_dtype=self.k_dtype if has_kv else 0, v_dtype=self.v_dtype if has_kv else 0,
                 q_dtype=self.q_dtype if has_q else 0, out_dtype=self.out_dtype if has_q else 0,
-                flags=wire.ROWS_LSE if has_q and self.lse else 0,
+                flags=self._flags() if has_q else 0,
                 k_off=offsets[0], v_off=offsets[1], q_off=offsets[2],
-                scale=self.scale if has_q else 0.0, window=0,
+                scale=self.scale if has_q else 0.0, window=self.window if has_q else 0,
                 fingerprint=self.fingerprint if has_kv else 0)
             frame[at:at + op_bytes] = wire.LAYOUTS["rows_req"].pack_tuple(values)
             at += op_bytes

@@ -78,7 +78,8 @@ class Control:
 
     def create_pool(self, spec=None, **members):
         """Carves a pool from the daemon's memory: name, layers, q_heads, kv_heads, head_dim (or k_head_dim and
-        v_head_dim), k, v, block_size, blocks; optional model, seed, scale, tokens_max, groups."""
+        v_head_dim), k, v, block_size, blocks; optional model, seed, tokens_max, groups, and
+        what attention needs: scale, window, sink_tokens, softcap, sinks, alibi."""
         return self.request("POST", "/v1/pools", {**(spec or {}), **members})
 
     def delete_pool(self, name):

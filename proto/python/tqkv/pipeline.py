@@ -225,30 +225,35 @@ class Pipeline:
         return self._append(session, _entries(items, 2), first, n, layer is None, None, create, _all_lengths,
                             packed=packed)
 
-    def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, session=None):
+    def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, session=None,
+               window=0, sinks=True):
         """As Session.decode()."""
         session = self._of(session)
-        call, axes = session._decode_call([(sequence, q)], layer, seen, lse, dtype, scale)
+        call, axes = session._decode_call([(sequence, q)], layer, seen, lse, dtype, scale, window, sinks)
         return self._send(session, call, self._deadline(), lambda call: _one_output(call, axes))
 
-    def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, session=None):
+    def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, session=None,
+                     window=0, sinks=True):
         """As Session.decode_batch()."""
         session = self._of(session)
-        call, _ = session._decode_call(items, layer, seen, lse, dtype, scale)
+        call, _ = session._decode_call(items, layer, seen, lse, dtype, scale, window, sinks)
         return self._send(session, call, self._deadline(), _outputs)
 
     def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
-                      session=None):
+                      session=None, window=0, sinks=True):
         """As Session.append_decode()."""
         session = self._of(session)
         return self._append(session, [(sequence, k, v, q)], session._layer(layer), 1, False, position, create,
-                            _one_output, wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale)
+                            _one_output, wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale, window=window,
+                            sinks=sinks)
 
-    def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, session=None):
+    def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, session=None,
+                            window=0, sinks=True):
         """As Session.append_decode_batch()."""
         session = self._of(session)
         return self._append(session, _entries(items, 3), session._layer(layer), 1, False, None, create,
-                            lambda call, _: _outputs(call), wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale)
+                            lambda call, _: _outputs(call), wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale,
+                            window=window, sinks=sinks)
 
     def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, session=None):
         """As Session.read(). With n None, or the first "packed", it asks for sizes and waits for the answer."""

@@ -240,7 +240,7 @@ class Session:
     # ---- calls ----
 
     def _append_call(self, entries, layer_first, n_layers, has_layer_axis, position, create, deadline, op=wire.APPEND,
-                     out_dtype="f32", lse=False, scale=0.0, packed=False):
+                     out_dtype="f32", lse=False, scale=0.0, packed=False, window=0, sinks=True):
         """entries: (sequence, k, v[, q])"""
         self._check()
         entries = [(_sequence(entry[0]), *entry[1:]) for entry in entries]
@@ -261,9 +261,9 @@ class Session:
                 item.q, item.q_len = (q, q_dtype), len(q)
                 has_axis.append(axis)
             items.append(item)
-        return self._call(op, items, layer_first, n_layers, out_dtype, lse, scale), has_axis
+        return self._call(op, items, layer_first, n_layers, out_dtype, lse, scale, window, sinks), has_axis
 
-    def _call(self, op, items, layer_first=0, n_layers=1, out_dtype="f32", lse=False, scale=0.0):
+    def _call(self, op, items, layer_first=0, n_layers=1, out_dtype="f32", lse=False, scale=0.0, window=0, sinks=True):
         used = {side: _unify(items, side) for side in ("k", "v", "q")}
         has_q = op in (wire.DECODE, wire.APPEND_DECODE)
         for item in items:
@@ -276,6 +276,7 @@ class Session:
         return Call(self._client._connection, self.geometry, self.handle, op, items, layer_first=layer_first,
                     n_layers=n_layers, k_dtype=used["k"], v_dtype=used["v"], q_dtype=used["q"],
                     out_dtype=dtypes.number_of(out_dtype) if has_q else dtypes.NONE, lse=lse, scale=scale,
+                    window=_whole("window", window, 0, POSITION_MAX), sinks=bool(sinks),
                     fingerprint=self.fingerprint if used["k"] == dtypes.PACKED else 0)
 
     def _run_append(self, call, deadline):
@@ -336,20 +337,23 @@ class Session:
 
     # ---- attention ----
 
-    def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None):
+    def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None, window=0,
+               sinks=True):
         """Attention of q over the stored rows of one layer: out [q_heads, v_head_dim].
 
         seen: how many tokens it sees; None is all. lse: also the log-sum-exp of the scores, [q_heads] (natural
         logarithm). A query that sees no token gets zeros and -inf. dtype: of the output. scale: of the scores; 0 is the
-        pool's.
+        pool's. window: sees so many tokens only, its own included; 0 is the pool's, which it may not exceed. sinks
+        False: the pool's sinks take no part. q of shape [q_len, q_heads, k_head_dim]: the last row sees all, each one
+        before it a token less.
         """
-        out = self.decode_batch([(sequence, q)], layer, seen, lse, dtype, scale, timeout)
+        out = self.decode_batch([(sequence, q)], layer, seen, lse, dtype, scale, timeout, window, sinks)
         has_axis = np.ndim(q) == 3
         if lse:
             return out if has_axis else (out[0][0], out[1][0])
         return out if has_axis else out[0]
 
-    def _decode_call(self, items, layer, seen, lse, dtype, scale):
+    def _decode_call(self, items, layer, seen, lse, dtype, scale, window, sinks):
         self._check()
         if seen is not None:
             seen = _whole("seen", seen, 0, POSITION_MAX)
@@ -358,40 +362,42 @@ class Session:
             q, number, axis = self._q(q)
             has_axis.append(axis)
             rows.append(Item(_sequence(sequence), wire.PLANNED if seen is None else seen, q_len=len(q), q=(q, number)))
-        return self._call(wire.DECODE, rows, self._layer(layer), 1, dtype, lse, scale), has_axis
+        return self._call(wire.DECODE, rows, self._layer(layer), 1, dtype, lse, scale, window, sinks), has_axis
 
-    def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None):
+    def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None, window=0,
+                     sinks=True):
         """Attention for many sequences: {sequence: q} or a list of (sequence, q).
 
         Returns out [queries, q_heads, v_head_dim], in the order of the items; with lse (out, lse [queries, q_heads]).
         """
         deadline = self._client._deadline(timeout)
-        call, _ = self._decode_call(items, layer, seen, lse, dtype, scale)
+        call, _ = self._decode_call(items, layer, seen, lse, dtype, scale, window, sinks)
         if call.items:
             call.run(deadline, self._client.retry)
             self._finish(call)
         return _outputs(call)
 
     def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
-                      timeout=None):
+                      timeout=None, window=0, sinks=True):
         """append(), then decode() over all rows with these: one round trip, the step of token generation."""
         deadline = self._client._deadline(timeout)
         call, has_axis = self._append_call([(sequence, k, v, q)], self._layer(layer), 1, False, position, create,
-                                           deadline, wire.APPEND_DECODE, dtype, lse, scale)
+                                           deadline, wire.APPEND_DECODE, dtype, lse, scale, False, window, sinks)
         self._run_append(call, deadline)
         out = _outputs(call)
         if has_axis[0]:
             return out
         return (out[0][0], out[1][0]) if lse else out[0]
 
-    def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, timeout=None):
+    def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, timeout=None,
+                            window=0, sinks=True):
         """append_decode() for many sequences: {sequence: (k, v, q)} or a list of (sequence, k, v, q).
 
         Returns as decode_batch() does.
         """
         deadline = self._client._deadline(timeout)
         call, _ = self._append_call(_entries(items, 3), self._layer(layer), 1, False, None, create, deadline,
-                                    wire.APPEND_DECODE, dtype, lse, scale)
+                                    wire.APPEND_DECODE, dtype, lse, scale, False, window, sinks)
         if call.items:
             self._run_append(call, deadline)
         return _outputs(call)
