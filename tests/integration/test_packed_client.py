@@ -10,6 +10,7 @@ import tqkv
 from daemon import Daemon
 from tqkv import Status
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS, KV_HEADS, Q_HEADS, TOKENS = 3, 2, 4, 37
 GEOMETRY = {"layers": LAYERS, "q_heads": Q_HEADS, "kv_heads": KV_HEADS, "block_size": 16, "blocks": 64}
 CENTER = np.random.default_rng(8).standard_normal((LAYERS, KV_HEADS, 64), np.float32).tolist()
@@ -29,7 +30,14 @@ class Packed(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         config = pathlib.Path(cls.folder.name) / "tqkvd.json"
-        config.write_text(json.dumps({"pools": [{"name": name, **GEOMETRY, **pool} for name, pool in POOLS.items()]}))
+        book = json.loads((ROOT / "codebooks/codebook_d64_b4.json").read_text())
+        book["centroids"] = [1.25 * value for value in book["centroids"]]
+        book["boundaries"][1:-1] = [1.25 * value for value in book["boundaries"][1:-1]]
+        own_book = pathlib.Path(cls.folder.name) / "codebook.json"
+        own_book.write_text(json.dumps(book))
+        own = {"name": "own", **GEOMETRY, "head_dim": 64, "k": "tq4", "v": "v4", "codebook_files": [str(own_book)]}
+        config.write_text(json.dumps({
+            "pools": [own] + [{"name": name, **GEOMETRY, **pool} for name, pool in POOLS.items()]}))
         cls.daemon = Daemon("--config", str(config))
 
     @classmethod
@@ -70,9 +78,15 @@ class Packed(unittest.TestCase):
                 for layer in range(LAYERS):
                     session.append(4, layer, k[layer], v[layer], packed=True)
                 session.append_batch({5: (k, v), 6: tuple(stored)}, packed=True)
+                with session.pipeline() as pipeline:
+                    for layer in range(LAYERS):
+                        q = np.zeros((Q_HEADS, session.geometry.k_head_dim), np.float32)
+                        session.append_decode(7, layer, k[layer], v[layer], q, packed=True)
+                        session.append_decode_batch({8: (stored[0][layer], stored[1][layer], q)}, layer, packed=True)
+                        pipeline.append_decode(9, layer, k[layer], v[layer], q, packed=True)
                 q = np.random.default_rng(3).standard_normal((Q_HEADS, session.geometry.k_head_dim), np.float32)
                 outs = [session.decode(1, layer, q).tobytes() for layer in range(LAYERS)]
-                for sequence in range(2, 7):
+                for sequence in range(2, 10):
                     self.assert_same(session.read(sequence, dtype="packed"), stored)
                     self.assertEqual([session.decode(sequence, layer, q).tobytes() for layer in range(LAYERS)], outs)
 
@@ -114,6 +128,15 @@ class Packed(unittest.TestCase):
             session.fingerprint ^= 1
             self.assertEqual(session.append(2, 0, packed_k[0], packed_v[0], packed=True), 4)
             self.assertEqual(other.lengths(), {})
+
+    def test_a_codebook_of_the_pools_own_is_noticed(self):
+        """Its rows would look right and decode wrongly, so none is packed here; plain rows are as good as ever."""
+        with self.client.open("own") as session:
+            k, v = self.rows(session, 4)
+            error = self.assert_raises(Status.UNSUPPORTED, session.append_layers, 1, k, v, packed=True)
+            self.assertIn("k_codebook is not that of the pool", str(error))
+            session.append_layers(1, k, v)
+            self.assertEqual(session.lengths(), {1: (4,) * LAYERS})
 
     def test_rows_that_cannot_be_stored(self):
         """A NaN is found here; a field that is out of range in packed rows by the daemon, with its place."""

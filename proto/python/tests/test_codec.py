@@ -4,11 +4,24 @@ import json
 import unittest
 
 import numpy as np
-from tqkv import codec
+from tqkv import _pool_hashes, codec
+from tqkv._xxh3 import xxh3_128
 
 from .common import ROOT
 
 ROWS = ROOT / "tests/golden/rows"
+XXH3 = {
+    4: "aa6e2f274640a3f43d668af6f2a44d77", 8: "6a86a3bda6af4e3d61ddbe7f31a6100d",
+    9: "664c7ca18afd62558c7b67fd458a936b", 16: "7f9a218b0425449ae2ce54a7c19c730d",
+    17: "66fc23f6439dbd778d96ef110fcdebb4", 32: "49a11ee743d6d342fd357cf6cb2dda18",
+    33: "7228d9284a8116f6f8994653f4bfe6da", 64: "e0faf20e0e0fe0ddba7e015a54f14be1",
+    100: "76b536586de98b82580b061a98a5a9b4", 128: "aec730751478556cff361dec1385710a",
+    129: "98cd36ccbb5579264545b3a09738e31a", 160: "832af93acbf14d0b10963bc4f63e0de8",
+    200: "26d28d07860728f6a4773493fbbe3543", 240: "5293e17bf553903d3f2c53e72293711f",
+    241: "b53840fe3fedf161956cae592c67279e", 1024: "f3fc143cd81d51baa1e16f2edf2cbed6",
+    1025: "90bcb44432d2e5020a6d2c17259fe4bb", 2048: "e5d454057f8dce3a1c81a12455515459",
+    5000: "8a0ea3906584c057aedbe953d207917d",
+}
 
 
 def fnv(data):
@@ -126,11 +139,24 @@ class Pools(unittest.TestCase):
             "k_rotation": {"kind": "rht", "seed": 7, "per_layer": True, "matrix": "0" * 32}, "layers": 3, "model": "",
             "q_heads": 2, "scale": "3e000000", "v": "v4", "v_head_dim": 32, "group": 16, "norm_correction": True}
 
+    def pool(self, **members):
+        """The JSON of a pool, with the hashes of what a daemon with the built-in codebooks has."""
+        pool = {**self.POOL, **members}
+        matrices = {side: np.asarray(pool.pop(f"matrix_{side}"), np.float32) if f"matrix_{side}" in pool else None
+                    for side in "kv"}
+        for side in "kv":
+            for member, value in _pool_hashes.side_hashes(codec._side_codecs(pool, side, matrices[side], None)).items():
+                if value and member == "rotation":
+                    pool[f"{side}_rotation"] = {**pool[f"{side}_rotation"], "matrix": value}
+                elif value:
+                    pool[f"{side}_{member}"] = value
+        return pool
+
     def rows(self, n, d):
         return np.random.default_rng(4).standard_normal((n, 2, d), np.float32)
 
     def test_layers_have_their_formats(self):
-        pool = codec.PoolCodec(json.dumps(self.POOL))
+        pool = codec.PoolCodec(json.dumps(self.pool()))
         k, v = self.rows(3, 64), self.rows(3, 32)
         first = codec.RowCodec("tq4", 64, seed=7, norm_correction=True)
         third = codec.RowCodec("tqp3", 64, seed=7 + 2 * 1000003)
@@ -142,17 +168,43 @@ class Pools(unittest.TestCase):
 
     def test_what_the_json_has_by_hash(self):
         center = np.arange(3 * 2 * 64, dtype=np.float32).reshape(3, 2, 64)
-        with_center = json.dumps({**self.POOL, "k_center": "0" * 32})
+        with_center = json.dumps(self.pool(k_center=xxh3_128(center.tobytes())))
         k = self.rows(3, 64)
         pool = codec.PoolCodec(with_center, k_center=center)
-        plain = codec.PoolCodec(json.dumps(self.POOL))
+        plain = codec.PoolCodec(json.dumps(self.pool()))
         shifted = k + center[1]
         self.assertTrue(np.array_equal(pool.encode(1, "k", shifted), plain.encode(1, "k", shifted - center[1])))
-        for text, options in ((with_center, {}), (json.dumps(self.POOL), {"k_center": center}),
-                              (json.dumps({**self.POOL, "surprise": 1}), {}),
-                              (json.dumps({**self.POOL, "k_rotation": {"kind": "file", "seed": 1}}), {})):
+        for text, options in ((with_center, {}), (json.dumps(self.pool()), {"k_center": center}),
+                              (with_center, {"k_center": center + np.float32(1)}),
+                              (json.dumps({**self.pool(), "surprise": 1}), {}),
+                              (json.dumps({**self.pool(), "k_rotation": {"kind": "file", "seed": 1}}), {})):
             with self.assertRaises(ValueError):
                 codec.PoolCodec(text, **options)
+
+    def test_what_is_not_the_pools_is_refused(self):
+        """Another codebook, matrix or projection on the daemon's side, or one of which it tells nothing."""
+        pool = self.pool()
+        for member in ("k_codebook", "k_projection"):
+            self.assertIn(member, pool)
+            for other in ({**pool, member: "0" * 32}, {name: pool[name] for name in pool if name != member}):
+                with self.assertRaisesRegex(ValueError, f"{member} is not that of the pool"):
+                    codec.PoolCodec(other)
+        with self.assertRaisesRegex(ValueError, "k_rotation is not that of the pool"):
+            codec.PoolCodec({**pool, "k_rotation": {**pool["k_rotation"], "matrix": "1" * 32}})
+        with self.assertRaisesRegex(ValueError, "v_codebook is not that of the pool"):
+            codec.PoolCodec({**pool, "v_codebook": "0" * 32})
+        matrix = codec.rotation("qr", 64, 9).matrix
+        given = self.pool(k="tq4", k_rotation={"kind": "file", "seed": 1}, matrix_k=matrix)
+        codec.PoolCodec(given, matrices={"k": matrix})
+        with self.assertRaisesRegex(ValueError, "k_rotation"):
+            codec.PoolCodec(given, matrices={"k": -matrix})
+
+    def test_xxh3_of_every_length_class(self):
+        """Digests by the C library, of bytes i * 131 + i / 256 * 17 + 7."""
+        data = bytes((i * 131 + (i >> 8) * 17 + 7) & 255 for i in range(5000))
+        for n, expected in XXH3.items():
+            self.assertEqual(xxh3_128(data[:n]), expected, n)
+        self.assertRaises(ValueError, xxh3_128, b"abc")
 
 
 if __name__ == "__main__":

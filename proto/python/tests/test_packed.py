@@ -7,7 +7,8 @@ import numpy as np
 import tqkv
 from tqkv import Status
 from tqkv import _wire as wire
-from tqkv.codec import PoolCodec, RowCodec
+from tqkv._xxh3 import xxh3_128
+from tqkv.codec import Codebook, PoolCodec, RowCodec
 
 from .common import Errors, FakeServer, open_reply, opened, script
 
@@ -160,8 +161,9 @@ class Packed(Errors):
         """Matrices of rotated layers, and K centres of all; a layer without the matrix is an error."""
         matrix = np.eye(16, dtype=np.float32)[::-1]
         center = np.arange(64, dtype=np.float32).reshape(2, 2, 16)
-        turn = {"kind": "file", "per_layer": False, "seed": 42}
-        pool = {**POOL, "k": ["f16", "tq4"], "v": "v4", "k_rotation": turn, "k_center": "00"}
+        turn = {"kind": "file", "per_layer": False, "seed": 42, "matrix": xxh3_128(matrix.tobytes())}
+        pool = {**POOL, "k": ["f16", "tq4"], "v": "v4", "k_rotation": turn, "k_center": xxh3_128(center.tobytes()),
+                "k_codebook": xxh3_128(Codebook(16, 4).centroids.tobytes())}
         asked = []
 
         def note(step):

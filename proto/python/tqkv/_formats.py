@@ -156,6 +156,12 @@ class Tqp:
             return butterflies(self.signs * rest)
         return (self.given or self.dense).forward(rest)
 
+    def projection_matrix(self):
+        """S, [d, d], as its rows are multiplied with: those of a matrix that was given, unnormalised butterflies, or qr."""
+        if self.signs is not None:
+            return butterflies(np.eye(self.d, dtype=F32)) * self.signs
+        return (self.given or self.dense).matrix
+
     def _back(self, z):
         """sqrt(pi/2) / d times S^T z; the rows of S have length sqrt(d), those of the qr matrix 1."""
         if self.signs is not None:

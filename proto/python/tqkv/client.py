@@ -300,8 +300,8 @@ class Client:
     def pool_codec(self, name, high_channels=None, timeout=None):
         """The tqkv.codec.PoolCodec of a pool. Matrices and K centres are fetched where the pool's JSON has only a hash.
 
-        high_channels: as PoolCodec takes them, for a pool whose recipe has a file of its own. It cannot be seen here
-        whether a pool has codebook files of its own: pack rows for such a pool with the C library.
+        high_channels: as PoolCodec takes them, for a pool whose recipe has a file of its own. A pool with codebook files
+        of its own is refused with UNSUPPORTED: the daemon does not tell them.
         """
         deadline = self._deadline(timeout)
         return self._make_codec(name, 0, self.pool_info(name, left_of(deadline)).json, high_channels, deadline)

@@ -12,6 +12,7 @@ import json
 
 import numpy as np
 
+from . import _pool_hashes
 from ._formats import RECIPES, Dense, Fp8, Recipe, Tq, Tqp, Vn, high_channel_count
 from ._rotation import F32, Codebook, Matrix, rotation, solve
 
@@ -130,8 +131,8 @@ class PoolCodec:
     What the JSON has only by its hash has to be given, as the daemon tells it: `matrices` {"k": .., "v": ..}, each a
     matrix or an array of one for each layer, for rotations of kind file (and for qr where the last bit counts: it is
     computed here otherwise); `k_center` [layers, kv_heads, k_head_dim]; `high_channels` {"k": .., "v": ..}
-    [layers, kv_heads, n_high] where a recipe has a file. Hashes are not compared here: a pool with codebooks of its own
-    needs the C library.
+    [layers, kv_heads, n_high] where a recipe has a file. What was made is compared with the hashes of the JSON, and
+    ValueError names what is not the pool's: a pool with codebooks of its own is refused.
     """
 
     def __init__(self, pool, *, matrices=None, k_center=None, high_channels=None):
@@ -147,6 +148,8 @@ class PoolCodec:
         self._sides = {}
         for side in "kv":
             self._sides[side] = _side_codecs(pool, side, (matrices or {}).get(side), (high_channels or {}).get(side))
+            _pool_hashes.check_side(pool, side, self._sides[side])
+        _pool_hashes.check_center(pool, self.k_center)
 
     def codec(self, layer, side, head=0):
         return self._sides[side][layer][head]

@@ -240,20 +240,20 @@ class Pipeline:
         return self._send(session, call, self._deadline(), _outputs)
 
     def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
-                      session=None, window=0, sinks=True):
+                      session=None, window=0, sinks=True, packed=False):
         """As Session.append_decode()."""
         session = self._of(session)
         return self._append(session, [(sequence, k, v, q)], session._layer(layer), 1, False, position, create,
                             _one_output, wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale, window=window,
-                            sinks=sinks)
+                            sinks=sinks, packed=packed)
 
     def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, session=None,
-                            window=0, sinks=True):
+                            window=0, sinks=True, packed=False):
         """As Session.append_decode_batch()."""
         session = self._of(session)
         return self._append(session, _entries(items, 3), session._layer(layer), 1, False, None, create,
                             lambda call, _: _outputs(call), wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale,
-                            window=window, sinks=sinks)
+                            window=window, sinks=sinks, packed=packed)
 
     def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, session=None):
         """As Session.read(). With n None, or the first "packed", it asks for sizes and waits for the answer."""

@@ -378,11 +378,11 @@ class Session:
         return _outputs(call)
 
     def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
-                      timeout=None, window=0, sinks=True):
+                      timeout=None, window=0, sinks=True, packed=False):
         """append(), then decode() over all rows with these: one round trip, the step of token generation."""
         deadline = self._client._deadline(timeout)
         call, has_axis = self._append_call([(sequence, k, v, q)], self._layer(layer), 1, False, position, create,
-                                           deadline, wire.APPEND_DECODE, dtype, lse, scale, False, window, sinks)
+                                           deadline, wire.APPEND_DECODE, dtype, lse, scale, packed, window, sinks)
         self._run_append(call, deadline)
         out = _outputs(call)
         if has_axis[0]:
@@ -390,14 +390,14 @@ class Session:
         return (out[0][0], out[1][0]) if lse else out[0]
 
     def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, timeout=None,
-                            window=0, sinks=True):
+                            window=0, sinks=True, packed=False):
         """append_decode() for many sequences: {sequence: (k, v, q)} or a list of (sequence, k, v, q).
 
         Returns as decode_batch() does.
         """
         deadline = self._client._deadline(timeout)
         call, _ = self._append_call(_entries(items, 3), self._layer(layer), 1, False, None, create, deadline,
-                                    wire.APPEND_DECODE, dtype, lse, scale, False, window, sinks)
+                                    wire.APPEND_DECODE, dtype, lse, scale, packed, window, sinks)
         if call.items:
             self._run_append(call, deadline)
         return _outputs(call)
