@@ -224,6 +224,7 @@ static enum kv_status audit_counts(struct audit *audit, uint32_t g)
 		if (blocks->in_flight[i] != n_in_flight)
 			return fail_block(audit, g, i, "in flight", blocks->in_flight[i], n_in_flight);
 		counted.n_shared += n_owners > 1;
+		counted.n_extra_owners += n_owners > 1 ? n_owners - 1 : 0;
 		counted.n_owned += n_owners == 1;
 		counted.n_draining += n_owners == 0 && n_in_flight > 0;
 		counted.n_free += n_owners == 0 && n_in_flight == 0;
@@ -238,6 +239,9 @@ static enum kv_status audit_counts(struct audit *audit, uint32_t g)
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "shared blocks", counts->n_shared, counted.n_shared);
 	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "owners beyond the first", counts->n_extra_owners,
+			counted.n_extra_owners);
+	if (status == KV_OK)
 		status =
 			kv_audit_equal(audit->err, "draining blocks", counts->n_draining, counted.n_draining);
 	if (status == KV_OK)
@@ -249,11 +253,31 @@ static enum kv_status audit_counts(struct audit *audit, uint32_t g)
 	return status;
 }
 
+/* Copies that wait own their source and hold their destination. */
+static enum kv_status count_copies(struct audit *audit)
+{
+	const struct kv_pool *pool = audit->pool;
+
+	for (uint32_t i = 0; i < pool->n_copies; i++) {
+		const struct kv_copy_op *op = &pool->copies[i];
+		const uint32_t n_blocks =
+			op->group_idx < pool->spec->n_groups ? pool->spec->n_blocks[op->group_idx] : 0;
+
+		if (op->block_from >= n_blocks || op->block_to >= n_blocks)
+			return kv_fail(audit->err, KV_INTERNAL,
+				"audit: copy %u: group %u, blocks %u and %u of %u", i, op->group_idx,
+				op->block_from, op->block_to, n_blocks);
+		audit->owners[op->group_idx][op->block_from]++;
+		audit->in_flight[op->group_idx][op->block_to]++;
+	}
+	return KV_OK;
+}
+
 static enum kv_status audit_blocks(struct audit *audit)
 {
 	const struct kv_pool *pool = audit->pool;
 	struct flight_counter counter = { { count_flight }, audit };
-	enum kv_status status = KV_OK;
+	enum kv_status status = count_copies(audit);
 
 	for (uint32_t i = 0; i < audit->n_plans; i++) {
 		if (audit->plans[i]->pool == pool)
@@ -358,7 +382,7 @@ static enum kv_status audit_report(struct audit *audit)
 	KV_ASSERT(kv_pool_spec_page_bytes(pool->spec, &n_page_bytes));
 	status = kv_audit_equal(audit->err, "bytes of blocks",
 		report.stored_bytes + report.workspace_bytes + report.reserved_bytes + report.free_bytes,
-		n_page_bytes);
+		n_page_bytes + report.shared_bytes);
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "payload", report.payload_bytes, sum->payload_bytes);
 	if (status == KV_OK)

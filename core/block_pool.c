@@ -42,12 +42,18 @@ static uint32_t *state_count(struct kv_block_pool *pool, uint32_t n_owners, uint
 	return n_in_flight > 0 ? &pool->counts.n_draining : &pool->counts.n_free;
 }
 
+static uint64_t extra(uint32_t n_owners)
+{
+	return n_owners > 1 ? n_owners - 1 : 0;
+}
+
 /* The one place where the numbers of a block change, so that the counts always add up. */
 static void change(struct kv_block_pool *pool, uint32_t idx, uint32_t n_owners, uint32_t n_in_flight)
 {
 	uint32_t *before = state_count(pool, pool->owners[idx], pool->in_flight[idx]);
 	uint32_t *after = state_count(pool, n_owners, n_in_flight);
 
+	pool->counts.n_extra_owners += extra(n_owners) - extra(pool->owners[idx]);
 	pool->owners[idx] = n_owners;
 	pool->in_flight[idx] = n_in_flight;
 	if (before == after)

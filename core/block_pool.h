@@ -1,11 +1,12 @@
 /*
  * Block pool: owner and in-flight counts of the blocks of one layer group.
  *
- * A block has an owner count (block-table entries; later prefix nodes, snapshots, pins) and an in-flight
- * count (submitted batches that name it). It is free when both are 0; owner 0 with in-flight above 0 is the
- * state "draining": such a block is never handed out, so a writer that is still running can only hurt rows
- * that nobody owns. All ids exist from init to finish; nothing allocates after init; what it holds per block
- * becomes resident once the block is used. Never touches page memory. Loop thread only.
+ * A block has an owner count (block-table entries, copies that wait for a batch) and an in-flight count
+ * (submitted batches that name it, copies that wait and will write it). It is free when both are 0; owner 0
+ * with in-flight above 0 is the state "draining": such a block is never handed out, so a writer that is still
+ * running can only hurt rows that nobody owns. All ids exist from init to finish; nothing allocates after
+ * init; what it holds per block becomes resident once the block is used. Never touches page memory. Loop
+ * thread only.
  */
 #ifndef CORE_BLOCK_POOL_H
 #define CORE_BLOCK_POOL_H
@@ -21,9 +22,10 @@ typedef struct {
 
 struct kv_block_counts {
 	uint32_t n_total, n_free, n_owned, n_shared, n_draining,
-		n_reserved;  /* free + owned + shared + draining = total;
-reserved is the part of free that reservations hold; shared = owner count above 1 */
-	uint32_t n_used_max; /* high-water mark of total - free */
+		n_reserved;      /* free + owned + shared + draining = total;
+    reserved is the part of free that reservations hold; shared = owner count above 1 */
+	uint32_t n_used_max;     /* high-water mark of total - free */
+	uint64_t n_extra_owners; /* sum over shared blocks of the owners beyond the first */
 };
 
 struct kv_block_pool {

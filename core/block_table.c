@@ -99,6 +99,31 @@ uint32_t kv_block_table_shrink(struct kv_block_table *table, struct kv_table_are
 	return n_cut;
 }
 
+enum kv_status kv_block_table_share(struct kv_block_table *table, const struct kv_block_table *from,
+	struct kv_table_arena *arena, struct kv_block_pool *pool, uint32_t n_blocks)
+{
+	KV_ASSERT(table->n_blocks == 0);
+	KV_ASSERT(n_blocks <= from->n_blocks);
+	if (kv_block_table_chunks_needed(table, n_blocks) > arena->n_chunks_max - arena->n_chunks_used)
+		return KV_LIMIT;
+	for (uint32_t chunk_idx = from->head_idx; table->n_blocks < n_blocks;
+		chunk_idx = arena->chunks[chunk_idx].next_idx) {
+		const uint32_t n_left = n_blocks - table->n_blocks;
+		const uint32_t n = n_left < KV_CHUNK_ENTRIES ? n_left : KV_CHUNK_ENTRIES;
+		kv_block_id ids[KV_CHUNK_ENTRIES];
+
+		for (uint32_t i = 0; i < n; i++) {
+			ids[i] = (kv_block_id){ arena->chunks[chunk_idx].block_idx[i] };
+			kv_block_pool_own(pool, ids[i]);
+		}
+
+		const enum kv_status status = kv_block_table_append(table, arena, ids, n);
+
+		KV_ASSERT(status == KV_OK);
+	}
+	return KV_OK;
+}
+
 /* The chunk_no-th chunk of the table, from the nearer end: rows are appended at the tail. */
 static uint32_t find_chunk(
 	const struct kv_block_table *table, const struct kv_table_arena *arena, uint32_t chunk_no)
@@ -142,4 +167,12 @@ void kv_block_table_copy(const struct kv_block_table *table, const struct kv_tab
 		entry_idx = 0;
 		chunk_idx = chunk->next_idx;
 	}
+}
+
+void kv_block_table_replace(
+	const struct kv_block_table *table, struct kv_table_arena *arena, uint32_t entry_idx, kv_block_id id)
+{
+	KV_ASSERT(entry_idx < table->n_blocks);
+	arena->chunks[find_chunk(table, arena, entry_idx / KV_CHUNK_ENTRIES)]
+		.block_idx[entry_idx % KV_CHUNK_ENTRIES] = id.idx;
 }

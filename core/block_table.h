@@ -50,6 +50,16 @@ KV_MUST_CHECK enum kv_status kv_block_table_append(struct kv_block_table *table,
  */
 uint32_t kv_block_table_shrink(struct kv_block_table *table, struct kv_table_arena *arena,
 	struct kv_block_pool *pool, uint32_t n_blocks, uint32_t n_max);
+/*
+ * Appends the first n_blocks entries of `from`, which become blocks with one owner more; all or nothing,
+ * KV_LIMIT as for appending. `table` is empty.
+ */
+KV_MUST_CHECK enum kv_status kv_block_table_share(struct kv_block_table *table,
+	const struct kv_block_table *from, struct kv_table_arena *arena, struct kv_block_pool *pool,
+	uint32_t n_blocks);
+/* Puts another block into an entry that exists; owner counts are the caller's business. */
+void kv_block_table_replace(
+	const struct kv_block_table *table, struct kv_table_arena *arena, uint32_t entry_idx, kv_block_id id);
 /* Copies entries [first, first + n) to out; they must exist. */
 void kv_block_table_copy(const struct kv_block_table *table, const struct kv_table_arena *arena,
 	uint32_t first, uint32_t n, uint32_t out[]);

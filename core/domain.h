@@ -34,7 +34,10 @@
 #define KV_POOLS_MAX              64u
 #define KV_LENGTH_PLANNED         UINT32_MAX /* DECODE position: whatever is planned now */
 
+#define KV_COPIES_MAX 1024u /* blocks of one pool that wait to be copied */
+
 struct kv_backend_pool;
+struct kv_copy_op;
 struct kv_domain;
 
 struct kv_domain_limits {
@@ -59,6 +62,10 @@ struct kv_pool {
 		waiting; /* private; kv_sequence.in_session: zombies without blocks that items still name */
 	struct kv_list closing; /* private; kv_session.in_pool: closed, some sequences not in zombies yet */
 	struct kv_list surplus; /* private; kv_sequence.in_surplus: tables longer than the lengths need */
+	/* Blocks to be copied before anything else of the next batch; sequence_share.c, taken by
+	 * kv_plan_begin(). */
+	struct kv_copy_op *copies; /* [KV_COPIES_MAX] */
+	uint32_t n_copies;
 	uint32_t n_sessions, n_sequences, n_zombies; /* open sessions; their sequences; all other sequences */
 	uint64_t n_tokens_committed;                 /* sum over sequences of the least layer length */
 	uint64_t *layer_tokens;   /* [n_layers] committed tokens, summed over sequences: the memory report */
@@ -230,8 +237,8 @@ struct kv_item {
  * NULL) and item->length says what was expected (POSITION, with item->layer the first layer that differs) or
  * is committed. Statuses: NOT_FOUND, EXISTS (CREATE of a sequence that has rows), POSITION, LEN_LIMIT,
  * POOL_FULL (retry_after_ms set), LIMIT (sequences, table entries), BUSY_RETRY (sequences, while freed ones
- * are still being taken apart), BAD_ARG (id 0; nothing to do; q_len above what is seen, except one row over
- * nothing).
+ * are still being taken apart; KV_COPIES_MAX shared blocks wait to be copied), BAD_ARG (id 0; nothing to do;
+ * q_len above what is seen, except one row over nothing).
  *
  * A sequence created by an item that is refused later stays, without rows; CREATE may be used on it again.
  */
@@ -257,6 +264,15 @@ KV_MUST_CHECK enum kv_status kv_sequence_truncate(
 	struct kv_session *session, uint64_t sequence_id, uint32_t length);
 /* Only with nothing outstanding on the session. The sequence becomes a zombie. NOT_FOUND. */
 KV_MUST_CHECK enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id);
+/*
+ * Only with nothing outstanding on the session. The child, a new id, gets the first `length` tokens of the
+ * parent on every layer (KV_LENGTH_PLANNED: all that every layer has) and whether it is evictable. It shares
+ * the parent's blocks; whoever writes into a shared block first gets a copy of it. NOT_FOUND (parent), EXISTS
+ * (child), POSITION (*expected is the parent's length), LIMIT (sequences, table entries), BUSY_RETRY
+ * (sequences, as for CREATE; more table entries to be copied than a turn may), BAD_ARG (ids).
+ */
+KV_MUST_CHECK enum kv_status kv_sequence_fork(struct kv_session *session, uint64_t child_id,
+	uint64_t parent_id, uint32_t length, uint64_t now_ns, uint32_t *expected);
 /*
  * The up to n_max sequences with the smallest ids >= from, ascending; returns how many. *next = following id
  * or 0.

@@ -56,6 +56,7 @@ struct kv_domain {
 	uint32_t *leases;                   /* heap of slots, least lease_key_ns first */
 	uint32_t n_leases;
 	uint32_t n_sequences; /* sequence objects in use over all pools, zombies included */
+	uint32_t n_forked;    /* table entries that FORK copied since the last kv_domain_release() */
 	uint32_t n_cut;       /* blocks given back outside kv_domain_release() since its last call */
 	uint32_t release_turn;
 };
@@ -119,6 +120,30 @@ void kv_sequence_tree_insert(struct kv_sequence **root, struct kv_sequence *sequ
 void kv_sequence_tree_remove(struct kv_sequence **root, struct kv_sequence *sequence);
 /* The sequence with the least id that is at least `id`, or NULL. */
 struct kv_sequence *kv_sequence_tree_at_least(struct kv_sequence *root, uint64_t id);
+
+/* sequence.c: may the session have one sequence more? OK, LIMIT or BUSY_RETRY. */
+KV_MUST_CHECK enum kv_status kv_sequence_check_new(const struct kv_session *session);
+/* Least of lengths[first..end). */
+uint32_t kv_least_length(const uint32_t *lengths, uint32_t first, uint32_t end);
+
+/* sequence_share.c: blocks with several owners */
+/* Table entries that FORK copies between two calls of kv_domain_release(), the last child's not counted. */
+#define KV_FORK_ENTRIES_MAX 262144u
+/*
+ * Of the entries [first, end) of the group that the table has: how many hold a block that others own, too, so
+ * that nobody may write into it, and how many of those hold rows of this sequence that have to be copied.
+ */
+struct kv_shared_count {
+	uint32_t n_shared, n_copies;
+};
+struct kv_shared_count kv_sequence_count_shared(
+	const struct kv_sequence *sequence, uint32_t group_idx, uint32_t first, uint32_t end);
+/*
+ * Puts new blocks in their places, n_from_reservation of them from the caller's reservation. The caller has
+ * counted them and knows that there are as many free blocks, and room for the copies.
+ */
+void kv_sequence_unshare(struct kv_sequence *sequence, uint32_t group_idx, uint32_t first, uint32_t end,
+	uint32_t n_from_reservation);
 
 /* sequence_release.c */
 /* Cuts a live sequence's tables to what its lengths need, as far as the bound of this turn allows. */

@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "core/backend.h"
 #include "core/domain.h"
 #include "core/domain_internal.h"
 #include "core/memory.h"
@@ -19,14 +20,17 @@ static void pool_destroy(struct kv_pool *pool)
 	if (pool->session_tokens)
 		kv_pages_free(pool->session_tokens, session_tokens_bytes(pool->domain, pool->slab->n_layers));
 	kv_sequence_slab_destroy(pool->slab);
+	kv_free(pool->copies);
 	kv_free(pool->layer_tokens);
 	kv_free(pool);
 }
 
 /*
- * Chunks that are enough as long as every block is in one table: full ones, and one that is not full for
- * every table that has a block at all.
+ * Chunks of all tables: one that is not full for every table, and the full ones of as many table entries as
+ * there would be if every block had KV_TABLE_OWNERS owners. Only those in use are resident.
  */
+#define KV_TABLE_OWNERS 8u
+
 static uint32_t chunks_max(const struct kv_pool_spec *spec, uint32_t sequences_max)
 {
 	uint64_t n_blocks = 0;
@@ -34,9 +38,8 @@ static uint32_t chunks_max(const struct kv_pool_spec *spec, uint32_t sequences_m
 	for (uint32_t g = 0; g < spec->n_groups; g++)
 		n_blocks += spec->n_blocks[g];
 
-	const uint64_t n_tables_max = (uint64_t)sequences_max * spec->n_groups;
-	const uint64_t n_tables = n_tables_max < n_blocks ? n_tables_max : n_blocks;
-	const uint64_t n_chunks = n_blocks / KV_CHUNK_ENTRIES + n_tables;
+	const uint64_t n_chunks =
+		n_blocks / KV_CHUNK_ENTRIES * KV_TABLE_OWNERS + (uint64_t)sequences_max * spec->n_groups;
 
 	return n_chunks < UINT32_MAX ? (uint32_t)n_chunks : UINT32_MAX - 1;
 }
@@ -60,8 +63,10 @@ static enum kv_status take_memory(struct kv_pool *pool, struct kv_error *err)
 		return status;
 	pool->session_tokens = kv_pages_alloc(session_tokens_bytes(pool->domain, spec->n_layers));
 	pool->layer_tokens = kv_alloc(spec->n_layers, sizeof(*pool->layer_tokens));
-	if (!pool->session_tokens || !pool->layer_tokens)
-		return kv_fail(err, KV_NO_MEMORY, "sums of %u layers", spec->n_layers);
+	pool->copies = kv_alloc(KV_COPIES_MAX, sizeof(*pool->copies));
+	if (!pool->session_tokens || !pool->layer_tokens || !pool->copies)
+		return kv_fail(
+			err, KV_NO_MEMORY, "sums of %u layers and %u copies", spec->n_layers, KV_COPIES_MAX);
 	return KV_OK;
 }
 

@@ -3,8 +3,8 @@
  * items are added. Every part begins at a multiple of PART_ALIGN, so that a device can read it in whole
  * words.
  *
- * Which blocks a plan holds in flight is not stored: it follows from the slots of its updates and transfers
- * and the tables of its decodes, which nobody changes before kv_plan_end().
+ * Which blocks a plan holds in flight is not stored: it follows from its copies, the slots of its updates and
+ * transfers and the tables of its decodes, which nobody changes before kv_plan_end().
  */
 #include "core/plan.h"
 
@@ -27,6 +27,7 @@ static uint64_t ops_bytes(void)
 	return part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op)) +
 		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op)) +
 		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op)) +
+		part_bytes(KV_COPIES_MAX, sizeof(struct kv_copy_op)) +
 		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
 }
 
@@ -69,19 +70,6 @@ static void *take_part(struct kv_plan *plan, uint64_t n, uint64_t size)
 	plan->batch.plan_bytes_used += part_bytes(n, size);
 	KV_ASSERT(plan->batch.plan_bytes_used <= plan->area_bytes);
 	return part;
-}
-
-void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes)
-{
-	KV_ASSERT(area_bytes >= ops_bytes());
-	KV_ASSERT((uintptr_t)area % PART_ALIGN == 0);
-	*plan = (struct kv_plan){ .pool = pool, .area = area, .area_bytes = area_bytes };
-	plan->batch.pool = pool->backend_pool;
-	plan->batch.plan = area;
-	plan->batch.updates = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op));
-	plan->batch.decodes = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op));
-	plan->batch.transfers = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op));
-	plan->batch.results = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
 }
 
 /* ---- blocks in flight ---- */
@@ -142,6 +130,12 @@ static void visit_decode(
 
 void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor)
 {
+	for (uint32_t i = 0; i < plan->batch.n_copies; i++) {
+		const struct kv_copy_op *op = &plan->batch.copies[i];
+
+		visitor->visit(visitor, op->group_idx, op->block_from);
+		visitor->visit(visitor, op->group_idx, op->block_to);
+	}
 	for (uint32_t i = 0; i < plan->batch.n_updates; i++)
 		visit_update(plan, &plan->batch.updates[i], visitor);
 	for (uint32_t i = 0; i < plan->batch.n_decodes; i++)
@@ -179,6 +173,47 @@ void kv_plan_end(struct kv_plan *plan)
 	plan->batch.plan_bytes_used = ops_bytes();
 	plan->row_bytes = 0;
 	plan->n_items = 0;
+}
+
+/*
+ * What the pool's sequences wait for. Until now every copy owned its source, so that nobody could write into
+ * it; from now on batches come after this one, and being in flight is enough. Its destination was in flight
+ * already, so that nobody else could get it.
+ */
+static void take_copies(struct kv_plan *plan)
+{
+	struct kv_pool *pool = plan->pool;
+
+	for (uint32_t i = 0; i < pool->n_copies; i++) {
+		const struct kv_copy_op *op = &pool->copies[i];
+		struct kv_block_pool *blocks = &pool->blocks[op->group_idx];
+
+		if (blocks->owners[op->block_to] > 0) {
+			kv_block_pool_flight_begin(blocks, (kv_block_id){ op->block_from });
+			plan->copies[plan->batch.n_copies++] = *op;
+		} else {
+			/* Its sequence is gone: nobody will read it. */
+			kv_block_pool_flight_end(blocks, (kv_block_id){ op->block_to });
+		}
+		kv_block_pool_disown(blocks, (kv_block_id){ op->block_from });
+	}
+	pool->n_copies = 0;
+}
+
+void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes)
+{
+	KV_ASSERT(area_bytes >= ops_bytes());
+	KV_ASSERT((uintptr_t)area % PART_ALIGN == 0);
+	*plan = (struct kv_plan){ .pool = pool, .area = area, .area_bytes = area_bytes };
+	plan->batch.pool = pool->backend_pool;
+	plan->batch.plan = area;
+	plan->batch.updates = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op));
+	plan->batch.decodes = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op));
+	plan->batch.transfers = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op));
+	plan->copies = take_part(plan, KV_COPIES_MAX, sizeof(struct kv_copy_op));
+	plan->batch.copies = plan->copies;
+	plan->batch.results = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
+	take_copies(plan);
 }
 
 /* ---- adding an item ---- */

@@ -21,6 +21,7 @@
 struct kv_plan {
 	struct kv_batch batch;
 	struct kv_pool *pool;
+	struct kv_copy_op *copies; /* batch.copies */
 	uint8_t *area;
 	uint64_t area_bytes;
 	uint64_t row_bytes; /* K, V and Q payload of the added items */
@@ -43,7 +44,10 @@ struct kv_frame_rows {
 /* Area size that any single item of the pool fits into. */
 uint64_t kv_plan_area_bytes(const struct kv_pool_spec *spec, uint64_t row_bytes_max);
 
-/* Starts an empty plan for one pool in the given area. */
+/*
+ * Starts a plan for one pool in the given area: with the copies that its sequences wait for, and no items.
+ * Whoever begins a plan submits it, even without items.
+ */
 void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes);
 /*
  * Adds one planned item; its result gets index *result_idx. False: it does not fit any more (never for the

@@ -14,8 +14,10 @@ struct layers {
 
 /* What an append takes; filled by the check, used by the part that cannot fail. */
 struct need {
-	uint32_t n_blocks[KV_GROUPS_MAX];
-	uint32_t n_reserved[KV_GROUPS_MAX]; /* of these from the session's reservation */
+	uint32_t n_blocks[KV_GROUPS_MAX];   /* new entries */
+	uint32_t n_shared[KV_GROUPS_MAX];   /* entries whose block is replaced */
+	uint32_t n_reserved[KV_GROUPS_MAX]; /* of both from the session's reservation */
+	uint32_t entry_first, entry_end;    /* that the append writes */
 };
 
 static bool is_append(const struct kv_item *item)
@@ -28,7 +30,7 @@ static bool is_decode(const struct kv_item *item)
 	return item->kind == KV_ITEM_DECODE || item->kind == KV_ITEM_APPEND_DECODE;
 }
 
-static uint32_t least_length(const uint32_t *lengths, uint32_t first, uint32_t end)
+uint32_t kv_least_length(const uint32_t *lengths, uint32_t first, uint32_t end)
 {
 	uint32_t least = lengths[first];
 
@@ -48,34 +50,60 @@ static enum kv_status refuse_position(struct kv_item *item, uint32_t layer, uint
 
 /* ---- planning ---- */
 
-/* Blocks beyond the entries that the tables have already, which may be more than the lengths need. */
-static enum kv_status check_blocks(const struct kv_session *session, const struct kv_sequence *sequence,
-	struct layers layers, uint32_t length, struct need *need)
+/* New entries of one group's table, and blocks in place of those that others own, too. */
+static enum kv_status check_group(const struct kv_session *session, const struct kv_sequence *sequence,
+	uint32_t g, struct need *need, uint64_t *n_chunks, uint32_t *n_copies)
 {
 	static const struct kv_block_table no_table;
+	const struct kv_block_table *table = sequence ? &sequence->tables[g] : &no_table;
+	const struct kv_block_counts *counts = &session->pool->blocks[g].counts;
+	const uint32_t n_own = session->n_blocks_reserved[g];
+
+	if (need->entry_end > table->n_blocks)
+		need->n_blocks[g] = need->entry_end - table->n_blocks;
+	if (need->entry_first < table->n_blocks) {
+		const struct kv_shared_count shared =
+			kv_sequence_count_shared(sequence, g, need->entry_first, need->entry_end);
+
+		need->n_shared[g] = shared.n_shared;
+		*n_copies += shared.n_copies;
+	}
+
+	const uint32_t n_blocks = need->n_blocks[g] + need->n_shared[g];
+
+	need->n_reserved[g] = n_blocks < n_own ? n_blocks : n_own;
+	*n_chunks += kv_block_table_chunks_needed(table, need->n_blocks[g]);
+	return n_blocks - need->n_reserved[g] <= counts->n_free - counts->n_reserved ? KV_OK : KV_POOL_FULL;
+}
+
+/* Everything that writing tokens [position, length) takes. */
+static enum kv_status check_blocks(const struct kv_session *session, const struct kv_sequence *sequence,
+	struct layers layers, uint32_t position, uint32_t length, struct need *need)
+{
 	const struct kv_pool *pool = session->pool;
 	const struct kv_pool_spec *spec = pool->spec;
-	const uint32_t n_entries = kv_div_up_u32(length, spec->block_size);
+	uint32_t groups = 0, n_copies = 0;
 	uint64_t n_chunks = 0;
 
-	*need = (struct need){ { 0 }, { 0 } };
+	*need = (struct need){
+		.entry_first = position / spec->block_size,
+		.entry_end = kv_div_up_u32(length, spec->block_size),
+	};
 	for (uint32_t l = layers.first; l < layers.end; l++) {
 		const uint32_t g = spec->layers[l].group_idx;
-		const struct kv_block_table *table = sequence ? &sequence->tables[g] : &no_table;
 
-		if (n_entries <= table->n_blocks || need->n_blocks[g] > 0)
-			continue; /* enough, or another layer of the group has counted them */
+		if (groups & 1u << g)
+			continue;
+		groups |= 1u << g;
 
-		const struct kv_block_counts *counts = &pool->blocks[g].counts;
-		const uint32_t n_own = session->n_blocks_reserved[g];
+		const enum kv_status status = check_group(session, sequence, g, need, &n_chunks, &n_copies);
 
-		need->n_blocks[g] = n_entries - table->n_blocks;
-		need->n_reserved[g] = need->n_blocks[g] < n_own ? need->n_blocks[g] : n_own;
-		if (need->n_blocks[g] - need->n_reserved[g] > counts->n_free - counts->n_reserved)
-			return KV_POOL_FULL;
-		n_chunks += kv_block_table_chunks_needed(table, need->n_blocks[g]);
+		if (status != KV_OK)
+			return status;
 	}
-	return n_chunks <= pool->tables.n_chunks_max - pool->tables.n_chunks_used ? KV_OK : KV_LIMIT;
+	if (n_chunks > pool->tables.n_chunks_max - pool->tables.n_chunks_used)
+		return KV_LIMIT;
+	return n_copies <= KV_COPIES_MAX - pool->n_copies ? KV_OK : KV_BUSY_RETRY;
 }
 
 /* After check_blocks() said OK. */
@@ -88,6 +116,12 @@ static void take_blocks(struct kv_session *session, struct kv_sequence *sequence
 		uint32_t n_left = need->n_blocks[g], n_reserved = need->n_reserved[g];
 
 		session->n_blocks_reserved[g] -= n_reserved;
+		if (need->n_shared[g] > 0) {
+			const uint32_t n = need->n_shared[g] < n_reserved ? need->n_shared[g] : n_reserved;
+
+			kv_sequence_unshare(sequence, g, need->entry_first, need->entry_end, n);
+			n_reserved -= n;
+		}
 		while (n_left > 0) {
 			kv_block_id ids[KV_CHUNK_ENTRIES];
 			const uint32_t n = n_left < KV_CHUNK_ENTRIES ? n_left : KV_CHUNK_ENTRIES;
@@ -105,12 +139,10 @@ static void take_blocks(struct kv_session *session, struct kv_sequence *sequence
 	kv_slot_of(session)->n_chunks += kv_sequence_n_chunks(sequence) - n_chunks;
 }
 
-static enum kv_status check_create(const struct kv_session *session, const struct kv_item *item)
+enum kv_status kv_sequence_check_new(const struct kv_session *session)
 {
 	const struct kv_domain *domain = session->pool->domain;
 
-	if (!(item->flags & KV_ITEM_CREATE))
-		return KV_NOT_FOUND;
 	if (session->n_sequences >= session->sequences_max)
 		return KV_LIMIT;
 	if (domain->n_sequences < domain->limits.sequences_max)
@@ -142,7 +174,7 @@ static enum kv_status check_append(struct kv_session *session, struct kv_item *i
 	if (item->n_tokens == 0)
 		return KV_BAD_ARG;
 	if (!sequence)
-		status = check_create(session, item);
+		status = item->flags & KV_ITEM_CREATE ? kv_sequence_check_new(session) : KV_NOT_FOUND;
 	else if ((item->flags & KV_ITEM_CREATE) && has_rows(sequence))
 		status = KV_EXISTS;
 	if (status != KV_OK)
@@ -157,7 +189,7 @@ static enum kv_status check_append(struct kv_session *session, struct kv_item *i
 	if (item->position > session->tokens_max || item->n_tokens > session->tokens_max - item->position)
 		return KV_LEN_LIMIT;
 	item->seen = item->position + item->n_tokens;
-	return check_blocks(session, sequence, layers, item->seen, need);
+	return check_blocks(session, sequence, layers, item->position, item->seen, need);
 }
 
 static enum kv_status check_seen(struct kv_item *item, const struct kv_sequence *sequence, uint32_t layer)
@@ -227,7 +259,7 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 {
 	const struct layers layers = { layer_first, layer_first + n_layers };
 	struct kv_sequence *sequence = kv_sequence_find(session, item->sequence_id);
-	struct need need;
+	struct need need = { .entry_end = 0 };
 
 	KV_ASSERT(session->state == KV_SESSION_OPEN);
 	KV_ASSERT(n_layers >= 1);
@@ -239,7 +271,7 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 	item->layer = KV_LAYER_NONE;
 	item->row = KV_ROW_NONE;
 	item->retry_after_ms = 0;
-	item->length = sequence ? least_length(sequence->committed, layers.first, layers.end) : 0;
+	item->length = sequence ? kv_least_length(sequence->committed, layers.first, layers.end) : 0;
 
 	const enum kv_status status = check_item(session, item, sequence, layers, &need);
 
@@ -276,7 +308,7 @@ static void commit(const struct kv_item *item, struct layers layers)
 	struct kv_pool *pool = sequence->pool;
 	const uint32_t n_layers = pool->spec->n_layers;
 	const bool is_live = kv_sequence_is_live(sequence);
-	const uint32_t least_before = least_length(sequence->committed, 0, n_layers);
+	const uint32_t least_before = kv_least_length(sequence->committed, 0, n_layers);
 
 	for (uint32_t l = layers.first; l < layers.end; l++) {
 		KV_ASSERT(sequence->committed[l] == item->position);
@@ -286,7 +318,7 @@ static void commit(const struct kv_item *item, struct layers layers)
 		return;
 
 	struct kv_session_slot *slot = kv_slot_of(sequence->session);
-	const uint32_t n_gained = least_length(sequence->committed, 0, n_layers) - least_before;
+	const uint32_t n_gained = kv_least_length(sequence->committed, 0, n_layers) - least_before;
 
 	for (uint32_t l = layers.first; l < layers.end; l++) {
 		slot->layer_tokens[l] += item->n_tokens;
@@ -339,7 +371,7 @@ void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layer
 			item->status = KV_POSITION;
 		item->layer = KV_LAYER_NONE;
 		item->row = KV_ROW_NONE;
-		item->length = least_length(sequence->planned, layers.first, layers.end);
+		item->length = kv_least_length(sequence->planned, layers.first, layers.end);
 	} else {
 		if (item->status == KV_OK) {
 			if (is_append(item))
@@ -348,7 +380,7 @@ void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layer
 		} else if (is_append(item)) {
 			fall_back(sequence);
 		}
-		item->length = least_length(sequence->committed, layers.first, layers.end);
+		item->length = kv_least_length(sequence->committed, layers.first, layers.end);
 	}
 	item->sequence = NULL;
 	KV_ASSERT(sequence->n_items > 0);
@@ -368,7 +400,7 @@ void kv_sequence_lengths(const struct kv_sequence *sequence, uint32_t *length_mi
 		if (sequence->committed[l] > greatest)
 			greatest = sequence->committed[l];
 	}
-	*length_min = least_length(sequence->committed, 0, n_layers);
+	*length_min = kv_least_length(sequence->committed, 0, n_layers);
 	*length_max = greatest;
 }
 
@@ -378,7 +410,7 @@ static void shorten(struct kv_sequence *sequence, uint32_t length)
 	struct kv_pool *pool = sequence->pool;
 	struct kv_session_slot *slot = kv_slot_of(sequence->session);
 	const uint32_t n_layers = pool->spec->n_layers;
-	const uint32_t least = least_length(sequence->committed, 0, n_layers);
+	const uint32_t least = kv_least_length(sequence->committed, 0, n_layers);
 	const uint32_t n_lost = least > length ? least - length : 0;
 
 	for (uint32_t l = 0; l < n_layers; l++) {

@@ -116,6 +116,7 @@ uint32_t kv_domain_release(struct kv_domain *domain, uint32_t n_blocks_max)
 	uint32_t n_work = 0, n_given = 0;
 
 	domain->n_cut -= n_cut_before;
+	domain->n_forked = 0;
 	for (uint32_t i = 0; i < domain->n_pools; i++) {
 		struct kv_pool *pool = domain->pools[(first + i) % domain->n_pools];
 		uint32_t n_cut;

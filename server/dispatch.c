@@ -3,9 +3,9 @@
  *
  * Control operations are answered here from the read-ahead, into a reply buffer that is secured before
  * anything is done, so that nothing takes effect without an answer. Operations that must see everything
- * before them on their session (TELL, TRUNCATE, FREE wait for answers, CLOSE for sealing) park the connection
- * until then; the connection reads no further meanwhile, which is what "in submission order per connection"
- * asks for anyway.
+ * before them on their session (TELL, TRUNCATE, FREE, FORK wait for answers, CLOSE for sealing) park the
+ * connection until then; the connection reads no further meanwhile, which is what "in submission order per
+ * connection" asks for anyway.
  */
 #include "server/internal.h"
 

@@ -26,6 +26,7 @@ static void add_report(struct srv_text *text, const struct kv_memory_report *rep
 		srv_text_u64(text, "codebooks_bytes", report->codebooks_bytes);
 		srv_text_u64(text, "rotation_bytes", report->rotation_bytes);
 		srv_text_u64(text, "workspace_bytes", report->workspace_bytes);
+		srv_text_u64(text, "shared_bytes", report->shared_bytes);
 		srv_text_u64(text, "free_bytes", report->free_bytes);
 	}
 	srv_text_close(text, '}');
@@ -45,6 +46,7 @@ static void sum_reports(struct kv_memory_report *sum, const struct kv_memory_rep
 	sum->codebooks_bytes += report->codebooks_bytes;
 	sum->rotation_bytes += report->rotation_bytes;
 	sum->workspace_bytes += report->workspace_bytes;
+	sum->shared_bytes += report->shared_bytes;
 	sum->reserved_bytes += report->reserved_bytes;
 	sum->free_bytes += report->free_bytes;
 	sum->compression =

@@ -36,12 +36,13 @@
 #define SRV_RELEASE_PER_TURN 1024u    /* blocks given back per turn */
 #define SRV_EXPIRE_PER_TURN  16u
 #define SRV_EVENTS_PER_TURN  256u
-#define SRV_TIMER_SCAN_NS    (20 * KV_NS_PER_MS)  /* how late a peer's timeout may be noticed */
+#define SRV_TIMER_SCAN_NS    (20 * KV_NS_PER_MS) /* how late a peer's timeout may be noticed */
+#define SRV_RETRY_AFTER_MS   10u
 #define SRV_LINGER_NS        (500 * KV_NS_PER_MS) /* after a fatal error frame: time for the peer to read it */
 #define SRV_DEEP_WAITING_MAX 8u
 #define SRV_FEATURES                                                                      \
 	((uint64_t)(KVP_FEATURE_WINDOW | KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | \
-		KVP_FEATURE_NO_SINKS))
+		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK))
 #define SRV_Q_LEN_MAX 16u
 
 /* ---- request slots ---- */
@@ -282,7 +283,7 @@ void srv_op_pool_info(struct srv_conn *conn);
 void srv_op_open(struct srv_conn *conn); /* and ATTACH */
 void srv_op_close(struct srv_conn *conn, struct kv_session *session);
 void srv_op_tell(struct srv_conn *conn, struct kv_session *session);
-void srv_op_items(struct srv_conn *conn, struct kv_session *session); /* TRUNCATE, FREE */
+void srv_op_items(struct srv_conn *conn, struct kv_session *session); /* TRUNCATE, FREE, FORK */
 
 /* rows.c */
 void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body);

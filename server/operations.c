@@ -325,13 +325,32 @@ void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
 		conn, srv_reply_header(conn, room, KV_OK, KVP_BYTES(tell_reply), n, layout.lengths.n_bytes));
 }
 
-/* TRUNCATE and FREE: an answer per item, in a reply of the row operations' shape. */
-void srv_op_items(struct srv_conn *conn, struct kv_session *session)
+/* One item of TRUNCATE, FREE or FORK; `length` is told unless the sequence says otherwise. */
+static enum kv_status do_item(struct srv_conn *conn, struct kv_session *session, uint32_t i,
+	uint64_t *sequence_id, uint32_t *length)
 {
 	struct srv_server *server = conn->server;
 	const struct kvp_request *request = &server->scratch;
+	const struct kvp_fork_item *fork = &request->fork_items[i];
+	const struct kvp_rows_item *item = &request->rows_items[i];
+
+	if (conn->header.opcode == KVP_OP_FORK) {
+		*sequence_id = fork->sequence;
+		return kv_sequence_fork(
+			session, fork->sequence, fork->parent, fork->position, server->now_ns, length);
+	}
+	*sequence_id = item->sequence;
+	if (conn->header.opcode == KVP_OP_FREE)
+		return kv_sequence_free(session, item->sequence);
+	return kv_sequence_truncate(session, item->sequence, item->position);
+}
+
+/* TRUNCATE, FREE and FORK: an answer per item, in a reply of the row operations' shape. */
+void srv_op_items(struct srv_conn *conn, struct kv_session *session)
+{
+	struct srv_server *server = conn->server;
 	struct kvp_rows_reply reply = { .out_off = KVP_ABSENT, .lse_off = KVP_ABSENT };
-	const uint32_t n = request->n_items;
+	const uint32_t n = server->scratch.n_items;
 	uint8_t *room =
 		srv_conn_reply_room(conn, KVP_HEADER_BYTES + KVP_BYTES(rows_reply) + n * KVP_ITEM_BYTES);
 
@@ -340,18 +359,13 @@ void srv_op_items(struct srv_conn *conn, struct kv_session *session)
 	uint8_t *item_at = room + KVP_HEADER_BYTES + KVP_BYTES(rows_reply);
 
 	for (uint32_t i = 0; i < n; i++, item_at += KVP_ITEM_BYTES) {
-		const struct kvp_rows_item *item = &request->rows_items[i];
-		struct kvp_rows_reply_item out = {
-			.sequence = item->sequence, .layer = KVP_NO_LAYER, .row = KVP_NO_ROW
-		};
-
-		if (conn->header.opcode == KVP_OP_FREE)
-			out.status = (uint16_t)kv_sequence_free(session, item->sequence);
-		else
-			out.status = (uint16_t)kv_sequence_truncate(session, item->sequence, item->position);
-		const struct kv_sequence *sequence = kv_sequence_find(session, item->sequence);
+		struct kvp_rows_reply_item out = { .layer = KVP_NO_LAYER, .row = KVP_NO_ROW };
+		const enum kv_status status = do_item(conn, session, i, &out.sequence, &out.length);
+		const struct kv_sequence *sequence = kv_sequence_find(session, out.sequence);
 		uint32_t length_max;
 
+		out.status = (uint16_t)status;
+		out.retry_after_ms = kv_status_row(status)->is_retryable ? SRV_RETRY_AFTER_MS : 0;
 		if (sequence)
 			kv_sequence_lengths(sequence, &out.length, &length_max);
 		if (out.status == KV_OK) {

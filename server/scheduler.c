@@ -77,7 +77,7 @@ void srv_lane_close(struct srv_server *server, struct srv_lane *lane)
 
 bool srv_lane_is_idle(const struct srv_lane *lane)
 {
-	return lane->n_queued == 0 && lane->n_flights == 0;
+	return lane->n_queued == 0 && lane->n_flights == 0 && lane->pool->n_copies == 0;
 }
 
 void srv_lane_enqueue(struct srv_lane *lane, struct srv_request *request)
@@ -93,6 +93,12 @@ static struct srv_flight *flight_at(struct srv_lane *lane, uint32_t i)
 }
 
 /* ---- sealing ---- */
+
+/* Copies do not wait for items: a sequence that nobody asks about any more still has to become whole. */
+static bool has_something_to_seal(const struct srv_lane *lane)
+{
+	return lane->n_queued > 0 || lane->pool->n_copies > 0;
+}
 
 static bool can_add(const struct srv_flight *flight)
 {
@@ -158,7 +164,7 @@ static void seal(struct srv_server *server, struct srv_lane *lane)
 	uint32_t order[SEAL_CANDIDATES_MAX];
 	uint8_t scratch[SEAL_CANDIDATES_MAX];
 
-	if (lane->n_queued == 0 || lane->n_flights == SRV_PLANS_PER_LANE)
+	if (!has_something_to_seal(lane) || lane->n_flights == SRV_PLANS_PER_LANE)
 		return;
 	const uint32_t n = collect(lane, waiting, candidates, SEAL_CANDIDATES_MAX);
 	const uint32_t n_order = kv_plan_pick(candidates, n, order, scratch);
@@ -194,7 +200,7 @@ static void submit(struct srv_server *server, struct srv_lane *lane)
 
 		if (flight->is_submitted)
 			continue;
-		if (flight->plan.batch.n_results == 0) {
+		if (flight->plan.batch.n_results == 0 && flight->plan.batch.n_copies == 0) {
 			flight->is_submitted = flight->is_done = true;
 			continue;
 		}
@@ -257,7 +263,7 @@ static void finish_flights(struct srv_server *server, struct srv_lane *lane)
 		struct srv_flight *flight = flight_at(lane, 0);
 		const struct kv_batch *batch = &flight->plan.batch;
 
-		if (batch->n_results > 0) {
+		if (batch->n_results > 0 || batch->n_copies > 0) {
 			srv_histogram_add(&server->counters.copy_in, batch->copy_in_us);
 			srv_histogram_add(&server->counters.kernel, batch->kernel_us);
 			srv_histogram_add(&server->counters.copy_out, batch->copy_out_us);
@@ -301,7 +307,7 @@ bool srv_scheduler_has_work(const struct srv_server *server)
 
 		if (!lane->pool)
 			continue;
-		if (lane->n_queued > 0 && lane->n_flights < SRV_PLANS_PER_LANE)
+		if (has_something_to_seal(lane) && lane->n_flights < SRV_PLANS_PER_LANE)
 			return true;
 		for (uint32_t f = 0; f < lane->n_flights; f++) {
 			const struct srv_flight *flight =

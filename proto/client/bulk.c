@@ -260,7 +260,7 @@ static bool recover(struct tqkv_bulk *bulk)
 	struct tqkv_session *session = bulk->call.session;
 	enum tqkv_status status;
 
-	if (bulk->call.op == TQKV_OP_FREE ||
+	if (bulk->call.op == TQKV_OP_FREE || bulk->call.op == TQKV_OP_FORK ||
 		!tqkv_conn_recover(session->conn, bulk->error.status, &bulk->n_recoveries, bulk->deadline_ns,
 			&bulk->error))
 		return false;
@@ -319,7 +319,7 @@ static void begin_pass(struct tqkv_bulk *bulk)
 static void run_passes(struct tqkv_bulk *bulk)
 {
 	const struct tqkv_rows *rows = bulk->call.rows;
-	const bool has_rows = bulk->call.op != TQKV_OP_TRUNCATE && bulk->call.op != TQKV_OP_FREE;
+	const bool has_rows = tqkv_op_has_rows(bulk->call.op);
 	const uint32_t n_layers = has_rows ? tqkv_bulk_layers_fit(&bulk->call) : 0;
 	const uint32_t n_step = n_layers > 0 ? n_layers : 1;
 	uint32_t n_done = 0;
@@ -507,12 +507,13 @@ static enum tqkv_status run_rows(struct tqkv_session *session, enum tqkv_op op, 
 }
 
 static enum tqkv_status run_items(struct tqkv_session *session, enum tqkv_op op,
-	const struct tqkv_item *items, uint32_t count, uint32_t timeout_ms, struct tqkv_rows_result *result,
-	struct tqkv_error *err)
+	const struct tqkv_item *items, const uint64_t *parents, uint32_t count, uint32_t timeout_ms,
+	struct tqkv_rows_result *result, struct tqkv_error *err)
 {
 	struct tqkv_rows_call call;
 	struct tqkv_rows rows;
-	const enum tqkv_status status = tqkv_items_check(session, op, items, count, &rows, &call, err);
+	const enum tqkv_status status =
+		tqkv_items_check(session, op, items, parents, count, &rows, &call, err);
 
 	return status == TQKV_OK ? run(&call, timeout_ms, result, err) : status;
 }
@@ -538,13 +539,13 @@ enum tqkv_status tqkv_append_decode(struct tqkv_session *session, const struct t
 enum tqkv_status tqkv_truncate(struct tqkv_session *session, const struct tqkv_item *items, uint32_t n,
 	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
 {
-	return run_items(session, TQKV_OP_TRUNCATE, items, n, timeout_ms, result, err);
+	return run_items(session, TQKV_OP_TRUNCATE, items, NULL, n, timeout_ms, result, err);
 }
 
 enum tqkv_status tqkv_free_sequences(struct tqkv_session *session, const struct tqkv_item *items, uint32_t n,
 	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
 {
-	return run_items(session, TQKV_OP_FREE, items, n, timeout_ms, result, err);
+	return run_items(session, TQKV_OP_FREE, items, NULL, n, timeout_ms, result, err);
 }
 
 enum tqkv_status tqkv_free_sequence(
@@ -558,5 +559,31 @@ enum tqkv_status tqkv_free_sequence(
 	if (status == TQKV_OK && got.status != TQKV_OK)
 		return tqkv_fail(err, got.status, "sequence %llu: %s", (unsigned long long)sequence,
 			tqkv_status_text(got.status));
+	return status;
+}
+
+enum tqkv_status tqkv_fork(struct tqkv_session *session, const struct tqkv_item *items,
+	const uint64_t *parents, uint32_t n, uint32_t timeout_ms, struct tqkv_rows_result *result,
+	struct tqkv_error *err)
+{
+	if (!parents)
+		return tqkv_fail(err, TQKV_BAD_ARG, "there are no parents");
+	return run_items(session, TQKV_OP_FORK, items, parents, n, timeout_ms, result, err);
+}
+
+enum tqkv_status tqkv_fork_sequence(struct tqkv_session *session, uint64_t child, uint64_t parent,
+	uint32_t position, uint32_t timeout_ms, uint32_t *length, struct tqkv_error *err)
+{
+	const struct tqkv_item item = { .sequence = child, .position = position };
+	struct tqkv_item_result got = { 0 };
+	struct tqkv_rows_result result = { .items = &got };
+	const enum tqkv_status status = tqkv_fork(session, &item, &parent, 1, timeout_ms, &result, err);
+
+	if (status == TQKV_OK && got.status != TQKV_OK)
+		return tqkv_fail(err, got.status, "sequence %llu from %llu at %u: %s",
+			(unsigned long long)child, (unsigned long long)parent,
+			got.status == TQKV_POSITION ? got.length : position, tqkv_status_text(got.status));
+	if (status == TQKV_OK && length)
+		*length = got.length;
 	return status;
 }

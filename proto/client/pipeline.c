@@ -34,7 +34,7 @@ static enum tqkv_status submit_call(
 	const struct tqkv_rows_call *call, uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err)
 {
 	const struct tqkv_rows *rows = call->rows;
-	const bool has_rows = call->op != TQKV_OP_TRUNCATE && call->op != TQKV_OP_FREE;
+	const bool has_rows = tqkv_op_has_rows(call->op);
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(call->session->conn, timeout_ms);
 	struct tqkv_frame frame = {
 		.op = call->op,
@@ -113,7 +113,21 @@ enum tqkv_status tqkv_submit_items(struct tqkv_session *session, enum tqkv_op op
 
 	if (op != TQKV_OP_TRUNCATE && op != TQKV_OP_FREE)
 		return tqkv_fail(err, TQKV_BAD_ARG, "operation %d is not TRUNCATE or FREE", op);
-	status = tqkv_items_check(session, op, items, n_items, &rows, &call, err);
+	status = tqkv_items_check(session, op, items, NULL, n_items, &rows, &call, err);
+	return status == TQKV_OK ? submit_call(&call, timeout_ms, request_id, err) : status;
+}
+
+enum tqkv_status tqkv_submit_fork(struct tqkv_session *session, const struct tqkv_item *items,
+	const uint64_t *parents, uint32_t n_items, uint32_t timeout_ms, uint64_t *request_id,
+	struct tqkv_error *err)
+{
+	struct tqkv_rows_call call;
+	struct tqkv_rows rows;
+	enum tqkv_status status;
+
+	if (!parents)
+		return tqkv_fail(err, TQKV_BAD_ARG, "there are no parents");
+	status = tqkv_items_check(session, TQKV_OP_FORK, items, parents, n_items, &rows, &call, err);
 	return status == TQKV_OK ? submit_call(&call, timeout_ms, request_id, err) : status;
 }
 

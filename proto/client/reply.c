@@ -396,7 +396,7 @@ enum tqkv_status tqkv_reply_decode(const struct tqkv_asked *asked, const struct 
 		return decode_tell(&view, space, reply);
 	case KVP_OP_READ:
 		return decode_read(&view, reply);
-	default: /* the row operations, TRUNCATE, FREE */
+	default: /* the row operations, TRUNCATE, FREE, FORK */
 		return decode_rows(&view, space, reply);
 	}
 }

@@ -133,13 +133,13 @@ enum tqkv_status tqkv_rows_check(struct tqkv_session *session, enum tqkv_op op, 
 }
 
 enum tqkv_status tqkv_items_check(struct tqkv_session *session, enum tqkv_op op,
-	const struct tqkv_item *items, uint32_t n_items, struct tqkv_rows *rows, struct tqkv_rows_call *call,
-	struct tqkv_error *err)
+	const struct tqkv_item *items, const uint64_t *parents, uint32_t n_items, struct tqkv_rows *rows,
+	struct tqkv_rows_call *call, struct tqkv_error *err)
 {
 	const enum tqkv_status status = tqkv_session_check(session, err);
 
 	*rows = (struct tqkv_rows){ .items = items, .n_items = n_items };
-	*call = (struct tqkv_rows_call){ .session = session, .rows = rows, .op = op };
+	*call = (struct tqkv_rows_call){ .session = session, .rows = rows, .parents = parents, .op = op };
 	if (status != TQKV_OK)
 		return status;
 	if (n_items == 0 || !items)
@@ -147,6 +147,14 @@ enum tqkv_status tqkv_items_check(struct tqkv_session *session, enum tqkv_op op,
 	for (uint32_t item_idx = 0; item_idx < n_items; item_idx++)
 		if (items[item_idx].sequence == 0)
 			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: sequence 0 names nothing", item_idx);
+	for (uint32_t item_idx = 0; parents && item_idx < n_items; item_idx++) {
+		const uint64_t sequence = items[item_idx].sequence;
+
+		if (parents[item_idx] == 0 || parents[item_idx] == sequence)
+			return tqkv_fail(err, TQKV_BAD_ARG, "item %u: sequence %llu has the parent %llu",
+				item_idx, (unsigned long long)sequence,
+				(unsigned long long)parents[item_idx]);
+	}
 	return TQKV_OK;
 }
 
@@ -253,8 +261,18 @@ static void put_items(uint8_t *out, const struct tqkv_rows_call *call, const str
 {
 	for (uint32_t piece_idx = 0; piece_idx < frame->n_pieces; piece_idx++, out += KVP_ITEM_BYTES) {
 		const struct tqkv_piece *piece = &frame->pieces[piece_idx];
+		const struct tqkv_item *asked = &call->rows->items[piece->item_idx];
+
+		if (call->parents) {
+			kvp_fork_item_encode(&(struct kvp_fork_item){ .sequence = asked->sequence,
+						     .position = piece->position,
+						     .parent = call->parents[piece->item_idx] },
+				out);
+			continue;
+		}
+
 		const struct kvp_rows_item item = {
-			.sequence = call->rows->items[piece->item_idx].sequence,
+			.sequence = asked->sequence,
 			.position = piece->position,
 			.n_tokens = piece->n_tokens,
 			.q_len = piece->q_len,

@@ -13,6 +13,7 @@
 struct tqkv_rows_call {
 	struct tqkv_session *session;
 	const struct tqkv_rows *rows;
+	const uint64_t *parents; /* of the items of FORK, else NULL */
 	enum tqkv_op op;
 	uint64_t n_tokens, n_q; /* sums over the items */
 	uint64_t k_token_bytes, v_token_bytes;
@@ -43,10 +44,15 @@ struct tqkv_frame {
 /* BAD_ARG names what is wrong and tells sizes as expected and got. */
 TQKV_MUST_CHECK enum tqkv_status tqkv_rows_check(struct tqkv_session *session, enum tqkv_op op,
 	const struct tqkv_rows *rows, struct tqkv_rows_call *call, struct tqkv_error *err);
-/* TRUNCATE and FREE; `rows` is filled and must outlive the call. */
+/* TRUNCATE, FREE and FORK; `rows` is filled and must outlive the call. */
 TQKV_MUST_CHECK enum tqkv_status tqkv_items_check(struct tqkv_session *session, enum tqkv_op op,
-	const struct tqkv_item *items, uint32_t n_items, struct tqkv_rows *rows, struct tqkv_rows_call *call,
-	struct tqkv_error *err);
+	const struct tqkv_item *items, const uint64_t *parents, uint32_t n_items, struct tqkv_rows *rows,
+	struct tqkv_rows_call *call, struct tqkv_error *err);
+
+static inline bool tqkv_op_has_rows(enum tqkv_op op)
+{
+	return op == TQKV_OP_APPEND || op == TQKV_OP_DECODE || op == TQKV_OP_APPEND_DECODE;
+}
 
 /* Do a request and its reply of these numbers fit the server's frame_bytes_max? */
 bool tqkv_frame_fits(const struct tqkv_rows_call *call, enum tqkv_op op, uint32_t n_layers, uint32_t n_pieces,

@@ -207,7 +207,7 @@ struct tqkv_reconnect_params {
  *   append and append_decode: TELL decides. An item whose layers all have the length before it is sent again,
  * one whose layers all have the length after it counts as done (append_decode then decodes it); any other
  * length ends the call with POSITION; not repeated, IO_ERROR with is_outcome_unknown: open, attach, close,
- * free, cancel and all pipelined requests.
+ * free, fork, cancel and all pipelined requests.
  */
 TQKV_API enum tqkv_status tqkv_reconnect(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
 	uint32_t timeout_ms, struct tqkv_reconnect_report *report, struct tqkv_error *err);
@@ -332,11 +332,12 @@ enum tqkv_rows_flag {
 	TQKV_OUT_ROTATED = 1 << 2,
 	TQKV_NO_SINKS = 1 << 3,
 };
-#define TQKV_POSITION_PLANNED 0xFFFFFFFFU /* DECODE: all tokens appended so far */
+#define TQKV_POSITION_PLANNED 0xFFFFFFFFU /* DECODE, FORK: all tokens appended so far */
 
 struct tqkv_item {
 	uint64_t sequence; /* never 0 */
-	uint32_t position; /* append: its length before; decode: the length seen; truncate: the new length */
+	uint32_t position; /* append: its length before; decode: the length seen; truncate: the new length;
+			      fork: the child's length */
 	uint32_t n_tokens; /* 0 in decode */
 	uint32_t q_len;    /* 0 in append */
 	uint32_t flags;    /* enum tqkv_item_flag */
@@ -421,6 +422,18 @@ TQKV_API enum tqkv_status tqkv_free_sequences(struct tqkv_session *session, cons
 TQKV_API enum tqkv_status tqkv_free_sequence(
 	struct tqkv_session *session, uint64_t sequence, uint32_t timeout_ms, struct tqkv_error *err);
 
+/*
+ * Of each item only sequence (the child, a new id) and position (its length) count; parents[n_items] are the
+ * sequences that they come from. A child has the first `position` tokens of its parent on every layer, and
+ * shares their memory until one of the two writes there.
+ */
+TQKV_API enum tqkv_status tqkv_fork(struct tqkv_session *session, const struct tqkv_item *items,
+	const uint64_t *parents, uint32_t n_items, uint32_t timeout_ms, struct tqkv_rows_result *result,
+	struct tqkv_error *err);
+/* One child; the item's status is the call's. *length (NULL allowed): the child's. */
+TQKV_API enum tqkv_status tqkv_fork_sequence(struct tqkv_session *session, uint64_t child, uint64_t parent,
+	uint32_t position, uint32_t timeout_ms, uint32_t *length, struct tqkv_error *err);
+
 enum tqkv_read_flag {
 	TQKV_READ_EXACT = 1 << 0,
 };
@@ -450,6 +463,7 @@ enum tqkv_op {
 	TQKV_OP_READ = 35,
 	TQKV_OP_TRUNCATE = 36,
 	TQKV_OP_FREE = 37,
+	TQKV_OP_FORK = 38,
 };
 /*
  * One frame each, sent without waiting for its reply. Nothing is split (TOO_LARGE) or repeated. timeout_ms 0:
@@ -469,6 +483,9 @@ TQKV_API enum tqkv_status tqkv_submit_append_decode(struct tqkv_session *session
 TQKV_API enum tqkv_status tqkv_submit_items(struct tqkv_session *session, enum tqkv_op op,
 	const struct tqkv_item *items, uint32_t n_items, uint32_t timeout_ms, uint64_t *request_id,
 	struct tqkv_error *err);
+TQKV_API enum tqkv_status tqkv_submit_fork(struct tqkv_session *session, const struct tqkv_item *items,
+	const uint64_t *parents, uint32_t n_items, uint32_t timeout_ms, uint64_t *request_id,
+	struct tqkv_error *err);
 /* The buffers of `read` are not used: the reply has its own. */
 TQKV_API enum tqkv_status tqkv_submit_read(struct tqkv_session *session, const struct tqkv_read *read,
 	uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err);
@@ -481,7 +498,7 @@ struct tqkv_reply {
 	uint64_t request_id; /* 0: no reply was fetched */
 	uint16_t op;         /* enum tqkv_op */
 	uint32_t n_items;
-	const struct tqkv_item_result *items; /* row operations, TRUNCATE, FREE */
+	const struct tqkv_item_result *items; /* row operations, TRUNCATE, FREE, FORK */
 	uint32_t n_ok, n_failed;
 	uint32_t n_q_total;
 	const void *out;

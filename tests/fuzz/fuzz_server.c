@@ -151,6 +151,7 @@ static void check_reply(struct world *world, const struct kvp_header *header, co
 	case KVP_OP_APPEND_DECODE:
 	case KVP_OP_TRUNCATE:
 	case KVP_OP_FREE:
+	case KVP_OP_FORK:
 		check_rows_reply(header, body);
 		break;
 	default:

@@ -118,7 +118,8 @@ class Hostile(unittest.TestCase):
                 (frames.rows(frames.APPEND, session, [(1, 0, 1, 0, 1), (1, 1, 1, 0, 0)], k=ROW * 2, v=ROW * 2), 106),
                 (frames.rows(frames.APPEND, session ^ 1 << 40, [(1, 0, 1, 0, 1)], k=ROW, v=ROW), 301),
                 (frames.rows(frames.APPEND, session ^ 1 << 20, [(1, 0, 1, 0, 1)], k=ROW, v=ROW), 302),
-                (frames.frame(38, items=[b"\0" * 32], session=session), 105),                      # FORK: later
+                (frames.frame(frames.FORK, items=[b"\0" * 32], session=session), 106),
+                (frames.frame(frames.FORK, items=[b"\1" * 8 + b"\0" * 16 + b"\1" * 8], session=session), 106),
                 (frames.frame(77, session=session), 105),
                 (frames.frame(frames.PING, flags=1 << 9), 105),
             ]

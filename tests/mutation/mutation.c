@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/domain_internal.h"
 #include "core/format.h"
 #include "server/internal.h"
 #include "tests/mutation/scenarios.h"
@@ -40,6 +41,13 @@
 	R(kv_sequence_truncate, enum kv_status, KV_OK, ARGS(struct kv_session *a, uint64_t b, uint32_t c),   \
 		ARGS(a, b, c))                                                                               \
 	R(kv_sequence_free, enum kv_status, KV_OK, ARGS(struct kv_session *a, uint64_t b), ARGS(a, b))       \
+	R(kv_sequence_fork, enum kv_status, KV_OK,                                                           \
+		ARGS(struct kv_session *a, uint64_t b, uint64_t c, uint32_t d, uint64_t e, uint32_t *f),     \
+		ARGS(a, b, c, d, e, f))                                                                      \
+	R(kv_sequence_count_shared, struct kv_shared_count, (struct kv_shared_count){ 0 },                   \
+		ARGS(const struct kv_sequence *a, uint32_t b, uint32_t c, uint32_t d), ARGS(a, b, c, d))     \
+	V(kv_sequence_unshare, ARGS(struct kv_sequence *a, uint32_t b, uint32_t c, uint32_t d, uint32_t e),  \
+		ARGS(a, b, c, d, e))                                                                         \
 	R(kv_sequence_list, uint32_t, 0,                                                                     \
 		ARGS(struct kv_session *a, uint64_t b, struct kv_sequence **c, uint32_t d, uint64_t *e),     \
 		ARGS(a, b, c, d, e))                                                                         \

@@ -289,8 +289,10 @@ static uint64_t build(const struct rig_frame *frame, uint64_t request_id, uint8_
 	CHECK(KVP_HEADER_BYTES + header.body_bytes <= RIG_FRAME_BYTES);
 	memset(body, 0, (size_t)header.body_bytes);
 	memcpy(body, frame->op, frame->op_bytes);
-	for (uint32_t i = 0; i < frame->n_items; i++, item_at += KVP_ITEM_BYTES)
+	for (uint32_t i = 0; i < frame->n_items; i++, item_at += KVP_ITEM_BYTES) {
 		kvp_rows_item_encode(&frame->items[i], item_at);
+		kvp_put_u64(item_at + KVP_AT(fork_item, parent), frame->parents[i]);
+	}
 	if (frame->payload_bytes > 0)
 		memcpy(body + header.body_bytes - frame->payload_bytes, frame->payload,
 			(size_t)frame->payload_bytes);

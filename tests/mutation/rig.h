@@ -72,6 +72,7 @@ struct rig_frame {
 	uint8_t op[64];
 	uint32_t op_bytes;
 	struct kvp_rows_item items[8];
+	uint64_t parents[8]; /* FORK */
 	uint32_t n_items;
 	const void *payload;
 	uint64_t payload_bytes;

@@ -52,6 +52,47 @@ static void rows_come_back(void)
 	rig_stop();
 }
 
+static enum kv_status fork(uint64_t session, uint64_t child, uint64_t parent, uint32_t length)
+{
+	struct rig_frame frame = rig_plain(KVP_OP_FORK, session);
+
+	frame.n_items = 1;
+	frame.items[0] = (struct kvp_rows_item){ .sequence = child, .position = length };
+	frame.parents[0] = parent;
+	return rig_item(0, &frame);
+}
+
+/* A child has its parent's rows without a block of its own, and neither sees what the other writes. */
+static void children_share_and_copy(void)
+{
+	rig_start();
+	rig_hello(0, 1);
+	const uint64_t session = rig_open_session(0, &plain);
+	struct rig_frame frame = rig_append(session, 5, 0, 20);
+
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(fork(session, 6, 5, 20) == KV_OK);
+	CHECK(fork(session, 6, 5, 20) == KV_EXISTS);
+	CHECK(fork(session, 7, 5, 21) == KV_POSITION);
+	CHECK(rig_length(0, session, 6) == 20);
+	CHECK(rig_blocks().n_shared == 2 && rig_blocks().n_owned == 0);
+	frame = rig_append(session, 6, 20, 3);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(rig_blocks().n_shared == 1 && rig_blocks().n_owned == 2);
+	frame = rig_append(session, 5, 20, 1);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	rig_check_rows(0, session, 5, 21);
+
+	/* What the child copied comes back under the parent's name. */
+	frame = rig_plain(KVP_OP_FREE, session);
+	frame.n_items = 1;
+	frame.items[0] = (struct kvp_rows_item){ .sequence = 5 };
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(fork(session, 5, 6, 20) == KV_OK);
+	rig_check_rows(0, session, 5, 20);
+	rig_stop();
+}
+
 /* An item that is refused changes nothing, and says what would have been right. */
 static void refused_items_leave_no_trace(void)
 {
@@ -114,7 +155,7 @@ static void malformed_frames_are_refused(void)
 	frame = rig_plain(KVP_OP_FORK, session);
 	frame.n_items = 1;
 	frame.items[0] = (struct kvp_rows_item){ .sequence = 3 };
-	CHECK(rig_ask(0, &frame) == KV_UNSUPPORTED);
+	CHECK(rig_ask(0, &frame) == KV_BAD_ARG); /* no parent */
 	frame = rig_plain(77, session);
 	frame.payload = large;
 	frame.payload_bytes = 20000;
@@ -364,6 +405,7 @@ static void a_lost_device_fails_everything(void)
 void scenario_rows(void)
 {
 	rows_come_back();
+	children_share_and_copy();
 	refused_items_leave_no_trace();
 	malformed_frames_are_refused();
 	checksums_of_bodies_count();

@@ -357,6 +357,28 @@ static void ask_items(struct sim_peer *peer, uint16_t opcode, const struct sim_s
 	send(peer, request);
 }
 
+static void ask_fork(struct sim_peer *peer, const struct sim_session *session)
+{
+	struct sim_request *request = new_request(peer, KVP_OP_FORK);
+	uint64_t child = 1 + below(peer, 8);
+
+	request->session = session->handle;
+	request->n_items = 1 + below(peer, 3);
+	for (uint32_t i = 0; i < request->n_items; i++) {
+		struct sim_item *item = &request->items[i];
+
+		item->sequence = child;
+		item->parent = any_sequence(peer, session, 50);
+		if (item->parent == child) /* refused as a frame */
+			item->parent = child + 1;
+		item->position = chance(peer, 500)
+			? KV_LENGTH_PLANNED
+			: below(peer, length_of(peer, session, item->parent, 0) + 2);
+		child += 1 + below(peer, 2);
+	}
+	send(peer, request);
+}
+
 /* ---- the others ---- */
 
 static void ask_tell(struct sim_peer *peer, uint64_t handle)
@@ -440,6 +462,8 @@ void sim_client_ask(struct sim_peer *peer)
 		ask_pool_info(peer);
 	} else if (!session || !session->is_open) {
 		ask_tell(peer, handle); /* finds out */
+	} else if (chance(peer, world->config.fork_per_mille)) {
+		ask_fork(peer, session);
 	} else if (dice < 350) {
 		ask_items(peer, KVP_OP_TRUNCATE, session);
 	} else if (dice < 380) {

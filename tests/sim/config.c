@@ -107,6 +107,7 @@ static void draw_behaviour(struct sim_config *config, struct sim_rng *rng)
 	config->close_per_mille = 8;
 	config->control_per_mille = sim_chance(rng, 300) ? 100 : 0;
 	config->pool_per_mille = sim_chance(rng, 300) ? 200 : 0;
+	config->fork_per_mille = sim_chance(rng, 500) ? 30 : 200;
 	config->tokens_per_item_max = sim_between(rng, 4, 40);
 	config->items_max = sim_between(rng, 1, 5);
 	config->end = sim_chance(rng, 600) ? SIM_END_SETTLE

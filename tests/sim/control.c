@@ -60,7 +60,7 @@ static void check_pools(const struct sim_world *world, const struct srv_control 
 			"the memory report does not add up");
 		SIM_CHECK(memory->stored_bytes + memory->workspace_bytes + memory->reserved_bytes +
 					memory->free_bytes ==
-				row->block_bytes[0] * blocks->n_total,
+				row->block_bytes[0] * blocks->n_total + memory->shared_bytes,
 			"stored, slack, reserved and free bytes are not the pool's");
 	}
 }

@@ -177,7 +177,8 @@ static uint32_t rows_crc(const struct kv_pool_spec *spec, const struct kv_rows *
 static uint32_t batch_crc(const struct kv_batch *batch)
 {
 	const struct kv_pool_spec *spec = batch->pool->pages.spec;
-	uint32_t crc = 0;
+	uint32_t crc =
+		kvp_crc32c(0, (const uint8_t *)batch->copies, batch->n_copies * sizeof(batch->copies[0]));
 
 	for (uint32_t i = 0; i < batch->n_updates; i++) {
 		const struct kv_update_op *op = &batch->updates[i];
@@ -290,7 +291,7 @@ static enum kv_status sim_submit(struct kv_backend *base, struct kv_batch *batch
 		sim_chance(&self->rng, self->options.busy_per_mille))
 		return KV_BUSY_RETRY;
 	SIM_CHECK(batch->n_results <= KV_PLAN_ITEMS_MAX, "a batch of %u results", batch->n_results);
-	SIM_CHECK(batch->n_results > 0, "an empty batch was submitted");
+	SIM_CHECK(batch->n_results > 0 || batch->n_copies > 0, "an empty batch was submitted");
 	struct flight *flight = flight_at(self, self->n_flights++);
 	uint64_t due_ns = self->clock->now_ns;
 

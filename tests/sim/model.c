@@ -96,7 +96,7 @@ static struct sim_session *open_session(const struct sim_model *model, uint64_t 
 	return session;
 }
 
-static struct sim_control *add_control(
+struct sim_control *sim_model_add_control(
 	struct sim_model *model, uint64_t owner_id, uint16_t opcode, enum kv_status status, uint64_t handle)
 {
 	struct sim_control *control = calloc(1, sizeof(*control));
@@ -166,7 +166,8 @@ struct sim_expected sim_model_open(const struct sim_model *model, const struct k
 void sim_model_opened(struct sim_model *model, const struct kv_open_params *params, enum kv_status status,
 	const struct kv_session *real, uint64_t now_ns)
 {
-	add_control(model, params->owner_id, KVP_OP_OPEN, status, status == KV_OK ? real->handle : 0);
+	sim_model_add_control(
+		model, params->owner_id, KVP_OP_OPEN, status, status == KV_OK ? real->handle : 0);
 	if (status != KV_OK)
 		return;
 	struct sim_session *session = calloc(1, sizeof(*session));
@@ -196,7 +197,7 @@ void sim_model_attached(struct sim_model *model, const char *name, uint32_t name
 	struct sim_session *session = named(model, name, name_bytes, tenant);
 
 	SIM_CHECK((status == KV_OK) == (session != NULL), "ATTACH says %s", kv_status_name(status));
-	add_control(model, owner_id, KVP_OP_ATTACH, status, session ? session->handle : 0);
+	sim_model_add_control(model, owner_id, KVP_OP_ATTACH, status, session ? session->handle : 0);
 	if (!session)
 		return;
 	SIM_CHECK(real->handle == session->handle, "ATTACH found another session");
@@ -229,7 +230,7 @@ void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired,
 			(unsigned long long)handle, (unsigned long long)(now_ns - session->life_ns),
 			session->lease_ms);
 	} else {
-		add_control(model, session->owner_id, KVP_OP_CLOSE, KV_OK, handle);
+		sim_model_add_control(model, session->owner_id, KVP_OP_CLOSE, KV_OK, handle);
 	}
 	session->is_open = false;
 	session->is_expired = is_expired;
@@ -256,7 +257,8 @@ void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequ
 {
 	struct sim_session *session = open_session(model, handle);
 	struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
-	struct sim_control *control = add_control(model, session->owner_id, KVP_OP_TRUNCATE, status, handle);
+	struct sim_control *control =
+		sim_model_add_control(model, session->owner_id, KVP_OP_TRUNCATE, status, handle);
 
 	SIM_CHECK(session->n_pending == 0, "TRUNCATE with %u items pending", session->n_pending);
 	SIM_CHECK(status == (sequence ? KV_OK : KV_NOT_FOUND), "TRUNCATE says %s", kv_status_name(status));
@@ -275,7 +277,8 @@ void sim_model_freed(struct sim_model *model, uint64_t handle, uint64_t sequence
 {
 	struct sim_session *session = open_session(model, handle);
 	struct sim_sequence **link = &session->sequences;
-	struct sim_control *control = add_control(model, session->owner_id, KVP_OP_FREE, status, handle);
+	struct sim_control *control =
+		sim_model_add_control(model, session->owner_id, KVP_OP_FREE, status, handle);
 
 	while (*link && (*link)->id != sequence_id)
 		link = &(*link)->next;
@@ -286,14 +289,29 @@ void sim_model_freed(struct sim_model *model, uint64_t handle, uint64_t sequence
 		orphan_sequence(session, link);
 }
 
-static void tell_row(
-	const struct sim_session *session, const struct sim_sequence *sequence, struct sim_tell_row *row)
+static uint32_t count_shared(struct kv_session *real, uint64_t id)
+{
+	const struct kv_sequence *sequence = kv_sequence_find(real, id);
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < sequence->tables[0].n_blocks; i++) {
+		uint32_t block;
+
+		kv_block_table_copy(&sequence->tables[0], &real->pool->tables, i, 1, &block);
+		n += real->pool->blocks[0].owners[block] > 1;
+	}
+	return n;
+}
+
+static void tell_row(const struct sim_session *session, struct kv_session *real,
+	const struct sim_sequence *sequence, struct sim_tell_row *row)
 {
 	const struct kv_pool_spec *spec = session->pool->spec;
 
 	row->sequence = sequence->id;
 	row->length_min = sim_sequence_least(sequence, 0, spec->n_layers, false);
 	row->is_evictable = sequence->is_evictable;
+	row->n_shared_blocks = count_shared(real, sequence->id);
 	row->n_blocks = kv_div_up_u32(sim_sequence_longest(sequence), spec->block_size);
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		row->lengths[l] = sequence->layers[l].committed;
@@ -313,17 +331,19 @@ static struct sim_sequence *next_sequence(const struct sim_session *session, uin
 	return best;
 }
 
-void sim_model_told(struct sim_model *model, uint64_t handle, uint64_t from, uint32_t n_max)
+void sim_model_told(
+	struct sim_model *model, uint64_t handle, struct kv_session *real, uint64_t from, uint32_t n_max)
 {
 	struct sim_session *session = open_session(model, handle);
-	struct sim_control *control = add_control(model, session->owner_id, KVP_OP_TELL, KV_OK, handle);
+	struct sim_control *control =
+		sim_model_add_control(model, session->owner_id, KVP_OP_TELL, KV_OK, handle);
 	struct sim_sequence *sequence = next_sequence(session, from);
 
 	SIM_CHECK(session->n_pending == 0, "TELL with %u items pending", session->n_pending);
 	control->rows = calloc(n_max + 1, sizeof(*control->rows));
 	SIM_CHECK(control->rows, "no memory for the model");
 	while (sequence && control->n_rows < n_max) {
-		tell_row(session, sequence, &control->rows[control->n_rows++]);
+		tell_row(session, real, sequence, &control->rows[control->n_rows++]);
 		sequence = next_sequence(session, sequence->id + 1);
 	}
 	control->next_sequence = sequence ? sequence->id : 0;

@@ -45,13 +45,13 @@ struct sim_session {
 /* One line of a TELL. */
 struct sim_tell_row {
 	uint64_t sequence;
-	uint32_t length_min, length_max, n_blocks;
+	uint32_t length_min, length_max, n_blocks, n_shared_blocks;
 	bool is_evictable;
 	uint32_t lengths[SIM_LAYERS_MAX];
 };
 
-/* What a control operation did, in order per connection: OPEN, ATTACH, CLOSE, TELL; an item of TRUNCATE or
- * FREE. */
+/* What a control operation did, in order per connection: OPEN, ATTACH, CLOSE, TELL; an item of TRUNCATE, FREE
+ * or FORK. */
 struct sim_control {
 	struct sim_control *next;
 	uint64_t owner_id;
@@ -84,6 +84,12 @@ void sim_sequence_free(struct sim_sequence *sequence);
 /* Takes the oldest control operation of the connection off the list, or NULL; sim_control_free() it. */
 struct sim_control *sim_model_take_control(struct sim_model *model, uint64_t owner_id, uint16_t opcode);
 void sim_control_free(struct sim_control *control);
+struct sim_control *sim_model_add_control(
+	struct sim_model *model, uint64_t owner_id, uint16_t opcode, enum kv_status status, uint64_t handle);
+struct sim_sequence *sim_model_add_sequence(struct sim_session *session, uint64_t id);
+/* May the session have one sequence more? */
+enum kv_status sim_model_check_new(
+	const struct sim_model *model, const struct sim_session *session, const struct kv_pool *pool);
 
 /* ---- what the watched calls tell; `real` is the server's object, for its counts only ---- */
 
@@ -112,7 +118,13 @@ void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t n
 void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length,
 	enum kv_status status);
 void sim_model_freed(struct sim_model *model, uint64_t handle, uint64_t sequence_id, enum kv_status status);
-void sim_model_told(struct sim_model *model, uint64_t handle, uint64_t from, uint32_t n_max);
+/* What kv_sequence_fork() must say, and that it said so. */
+struct sim_expected sim_model_fork(const struct sim_model *model, const struct sim_session *session,
+	const struct kv_pool *pool, uint64_t child_id, uint64_t parent_id, uint32_t length);
+void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_id, uint64_t parent_id,
+	const struct sim_expected *expected, uint64_t now_ns);
+void sim_model_told(
+	struct sim_model *model, uint64_t handle, struct kv_session *real, uint64_t from, uint32_t n_max);
 
 /* Compares every open session with the server's own numbers. */
 void sim_model_compare(const struct sim_model *model, struct kv_domain *domain);

@@ -14,33 +14,30 @@ static bool is_append(uint8_t kind)
 	return kind == KV_ITEM_APPEND || kind == KV_ITEM_APPEND_DECODE;
 }
 
-/* Blocks that an append up to `length` takes beyond the table, which may be longer than its lengths need. */
-static uint32_t blocks_needed(struct kv_session *real, uint64_t sequence_id, uint32_t length)
+/*
+ * Blocks that an append of [position, length) takes: those beyond the table, which may be longer than its
+ * lengths need, and one in place of each that others own, too. *n_copies: how many of those hold rows.
+ */
+static uint32_t blocks_needed(struct kv_session *real, const struct sim_sequence *sequence,
+	uint64_t sequence_id, uint32_t position, uint32_t length, uint32_t *n_copies)
 {
-	const struct kv_sequence *sequence = kv_sequence_find(real, sequence_id);
-	const uint32_t n_have = sequence ? sequence->tables[0].n_blocks : 0;
-	const uint32_t n_want = kv_div_up_u32(length, real->pool->spec->block_size);
+	const struct kv_sequence *found = kv_sequence_find(real, sequence_id);
+	const struct kv_pool *pool = real->pool;
+	const uint32_t block_size = pool->spec->block_size, longest = sim_sequence_longest(sequence);
+	const uint32_t n_have = found ? found->tables[0].n_blocks : 0;
+	const uint32_t n_want = kv_div_up_u32(length, block_size);
+	uint32_t n = n_want > n_have ? n_want - n_have : 0;
 
-	return n_want > n_have ? n_want - n_have : 0;
-}
+	for (uint32_t i = position / block_size; i < n_want && i < n_have; i++) {
+		uint32_t block;
 
-static enum kv_status check_create(const struct sim_model *model, const struct sim_session *session,
-	struct kv_session *real, const struct kv_item *item)
-{
-	struct kv_domain *domain = real->pool->domain;
-	uint32_t n_objects = 0, n_zombies = 0;
-
-	if (!(item->flags & KV_ITEM_CREATE))
-		return KV_NOT_FOUND;
-	if (session->n_sequences >= session->sequences_max)
-		return KV_LIMIT;
-	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++) {
-		n_objects += kv_domain_pool_at(domain, i)->n_sequences;
-		n_zombies += kv_domain_pool_at(domain, i)->n_zombies;
+		kv_block_table_copy(&found->tables[0], &pool->tables, i, 1, &block);
+		if (pool->blocks[0].owners[block] < 2)
+			continue;
+		n++;
+		*n_copies += longest > i * block_size;
 	}
-	if (n_objects + n_zombies < model->sequences_max)
-		return KV_OK;
-	return n_zombies > 0 ? KV_BUSY_RETRY : KV_LIMIT;
+	return n;
 }
 
 static struct sim_expected plan_append(const struct sim_model *model, const struct sim_session *session,
@@ -51,8 +48,12 @@ static struct sim_expected plan_append(const struct sim_model *model, const stru
 	struct sim_expected expected = { KV_OK, KV_LAYER_NONE,
 		sequence ? sim_sequence_least(sequence, layer_first, n_layers, false) : 0, 0 };
 
+	uint32_t n_copies = 0;
+
 	if (!sequence)
-		expected.status = check_create(model, session, real, item);
+		expected.status = item->flags & KV_ITEM_CREATE
+			? sim_model_check_new(model, session, real->pool)
+			: KV_NOT_FOUND;
 	else if ((item->flags & KV_ITEM_CREATE) && sim_sequence_longest(sequence) > 0)
 		expected.status = KV_EXISTS;
 	for (uint32_t l = layer_first; l < layer_first + n_layers && expected.status == KV_OK; l++) {
@@ -69,10 +70,13 @@ static struct sim_expected plan_append(const struct sim_model *model, const stru
 		expected.status = KV_LEN_LIMIT;
 		return expected;
 	}
-	expected.n_blocks = blocks_needed(real, item->sequence_id, (uint32_t)length);
+	expected.n_blocks =
+		blocks_needed(real, sequence, item->sequence_id, item->position, (uint32_t)length, &n_copies);
 	if (expected.n_blocks > session->reserve_left &&
 		expected.n_blocks - session->reserve_left > counts->n_free - counts->n_reserved)
 		expected.status = KV_POOL_FULL;
+	else if (n_copies > KV_COPIES_MAX - real->pool->n_copies)
+		expected.status = KV_BUSY_RETRY;
 	else if (item->q_len > 1 && item->q_len > length)
 		expected.status = KV_BAD_ARG;
 	return expected;
@@ -99,18 +103,6 @@ struct sim_expected sim_model_plan(const struct sim_model *model, const struct s
 
 	return (struct sim_expected){ is_short ? KV_BAD_ARG : KV_OK, KV_LAYER_NONE,
 		sim_sequence_least(sequence, layer_first, n_layers, false), 0 };
-}
-
-static struct sim_sequence *add_sequence(struct sim_session *session, uint64_t id)
-{
-	struct sim_sequence *sequence = calloc(1, sizeof(*sequence));
-
-	SIM_CHECK(sequence, "no memory for the model");
-	sequence->id = id;
-	sequence->next = session->sequences;
-	session->sequences = sequence;
-	session->n_sequences++;
-	return sequence;
 }
 
 static void put_rows(struct sim_sequence *sequence, const struct sim_request *request,
@@ -160,7 +152,7 @@ void sim_model_planned(struct sim_session *session, const struct sim_request *re
 	if (item->n_tokens > 0 && request->opcode != KVP_OP_READ) {
 		session->reserve_left -= n_blocks < session->reserve_left ? n_blocks : session->reserve_left;
 		if (!sequence)
-			sequence = add_sequence(session, item->sequence);
+			sequence = sim_model_add_sequence(session, item->sequence);
 		for (uint32_t l = 0; l < request->n_layers; l++)
 			put_rows(sequence, request, item, request->layer_first + l);
 		if (item->flags & KVP_ITEM_EVICTABLE)

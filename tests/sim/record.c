@@ -237,11 +237,28 @@ WRAPPED(enum kv_status, kv_sequence_free, struct kv_session *session, uint64_t s
 	return status;
 }
 
+WRAPPED(enum kv_status, kv_sequence_fork, struct kv_session *session, uint64_t child_id, uint64_t parent_id,
+	uint32_t length, uint64_t now_ns, uint32_t *expected_length)
+{
+	if (!is_watched(session->pool->domain))
+		return __real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
+	struct sim_model *model = &sim_world_now->model;
+	const struct sim_expected expected = sim_model_fork(
+		model, sim_model_session(model, session->handle), session->pool, child_id, parent_id, length);
+	const enum kv_status status =
+		__real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
+
+	SIM_CHECK(status == expected.status, "FORK says %s, expected %s", kv_status_name(status),
+		kv_status_name(expected.status));
+	sim_model_forked(model, session->handle, child_id, parent_id, &expected, now_ns);
+	return status;
+}
+
 WRAPPED(uint32_t, kv_sequence_list, struct kv_session *session, uint64_t from, struct kv_sequence *out[],
 	uint32_t n_max, uint64_t *next)
 {
 	if (is_watched(session->pool->domain) && !sim_world_now->in_control)
-		sim_model_told(&sim_world_now->model, session->handle, from, n_max);
+		sim_model_told(&sim_world_now->model, session->handle, session, from, n_max);
 	return __real_kv_sequence_list(session, from, out, n_max, next);
 }
 

@@ -232,7 +232,8 @@ static void check_tell(struct sim_peer *peer, const struct sim_request *request,
 		kvp_tell_item_decode(body + header->op_bytes + i * KVP_ITEM_BYTES, header->item_bytes, &item);
 		CHECK(item.sequence == row->sequence && item.length_min == row->length_min &&
 				item.length_max == row->length_max && item.n_blocks >= row->n_blocks &&
-				item.n_shared_blocks == 0 && item.state == KVP_STATE_RESIDENT &&
+				item.n_shared_blocks == row->n_shared_blocks &&
+				item.state == KVP_STATE_RESIDENT &&
 				(item.flags == KVP_ITEM_EVICTABLE) == row->is_evictable,
 			"TELL says something else about a sequence");
 		for (uint32_t l = 0; has_lengths && l < reply.n_layers; l++, lengths += 4)
@@ -258,7 +259,8 @@ static void check_items(struct sim_peer *peer, const struct sim_request *request
 			body + header->op_bytes + i * KVP_ITEM_BYTES, header->item_bytes, &item);
 		CHECK(control->sequence == request->items[i].sequence && item.sequence == control->sequence &&
 				item.status == control->status && item.length == control->length &&
-				item.layer == KVP_NO_LAYER && item.row == KVP_NO_ROW,
+				item.layer == KVP_NO_LAYER && item.row == KVP_NO_ROW &&
+				(item.retry_after_ms > 0) == (kv_status_row(item.status)->is_retryable != 0),
 			"an item's answer");
 		n_ok += item.status == KV_OK;
 		sim_control_free(control);
@@ -337,6 +339,7 @@ static void check_control(struct sim_peer *peer, struct sim_request *request, co
 		break;
 	case KVP_OP_TRUNCATE:
 	case KVP_OP_FREE:
+	case KVP_OP_FORK:
 		check_items(peer, request, header, body);
 		break;
 	case KVP_OP_CANCEL:

@@ -41,7 +41,7 @@ bool sim_request_is_rows(const struct sim_request *request)
 static bool has_items(const struct sim_request *request)
 {
 	return sim_request_is_rows(request) || request->opcode == KVP_OP_TRUNCATE ||
-		request->opcode == KVP_OP_FREE;
+		request->opcode == KVP_OP_FREE || request->opcode == KVP_OP_FORK;
 }
 
 uint32_t sim_request_n_tokens(const struct sim_request *request)
@@ -277,6 +277,16 @@ static void put_items(const struct sim_request *request, const struct layout *la
 	for (uint32_t i = 0; i < layout->n_items; i++, out += KVP_ITEM_BYTES) {
 		const struct sim_item *item = &request->items[i];
 		const bool is_same = request->flaw == SIM_FLAW_DUPLICATE && i > 0;
+
+		if (request->opcode == KVP_OP_FORK) {
+			kvp_fork_item_encode(
+				&(struct kvp_fork_item){
+					.sequence = is_same ? request->items[0].sequence : item->sequence,
+					.position = item->position,
+					.parent = item->parent },
+				out);
+			continue;
+		}
 
 		kvp_rows_item_encode(&(struct kvp_rows_item){ .sequence = is_same ? request->items[0].sequence
 										  : item->sequence,

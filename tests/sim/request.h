@@ -45,7 +45,7 @@ enum sim_flaw {
 enum kv_status sim_flaw_status(enum sim_flaw flaw);
 
 struct sim_item {
-	uint64_t sequence;
+	uint64_t sequence, parent; /* parent: FORK */
 	uint32_t position, n_tokens, q_len;
 	uint16_t flags;
 	uint32_t row_counter;        /* of its first token */
@@ -78,7 +78,7 @@ struct sim_request {
 	bool is_replied, is_lost; /* lost: its connection is gone */
 	uint32_t n_cancels;       /* CANCELs sent for it */
 	bool is_dropped;          /* one of them was answered DROPPED */
-	/* row operations, READ, TRUNCATE, FREE */
+	/* row operations, READ, TRUNCATE, FREE, FORK */
 	uint32_t layer_first, n_layers;
 	enum kv_dtype k_dtype, v_dtype, q_dtype, out_dtype;
 	uint32_t rows_flags, query_counter;

@@ -285,6 +285,8 @@ START_TEST(test_client_golden_requests)
 	};
 	const struct tqkv_item items[2] = { { .sequence = 7, .position = 32 },
 		{ .sequence = 8, .position = 0 } };
+	const struct tqkv_item child = { .sequence = 11, .position = 32 };
+	const uint64_t parent = 7;
 	struct rig rig;
 	struct tqkv_session *session;
 	struct tqkv_pool_info info;
@@ -299,12 +301,18 @@ START_TEST(test_client_golden_requests)
 	ck_assert_uint_eq(tqkv_session_info(rig.session)->handle, 0x005A17C39E210003);
 	RIG_OK(&rig, tqkv_submit_items(rig.session, TQKV_OP_TRUNCATE, items, 2, 0, &id, &rig.err));
 	tqkv_forget(rig.conn, id);
+	RIG_OK(&rig, tqkv_submit_fork(rig.session, &child, &parent, 1, 0, &id, &rig.err));
+	tqkv_forget(rig.conn, id);
+	ck_assert_int_eq(
+		tqkv_submit_fork(rig.session, &child, &child.sequence, 1, 0, &id, &rig.err), TQKV_BAD_ARG);
+	ck_assert_int_eq(tqkv_submit_fork(rig.session, &child, NULL, 1, 0, &id, &rig.err), TQKV_BAD_ARG);
 	RIG_OK(&rig, tqkv_submit_tell(rig.session, 1, 256, true, 0, &id, &rig.err));
 	tqkv_forget(rig.conn, id);
 	RIG_OK(&rig, tqkv_open(rig.conn, &open, 0, &session, &rig.err));
 	RIG_OK(&rig, tqkv_attach(rig.conn, &attach, 0, &session, &rig.err));
 	RIG_OK(&rig, tqkv_pool_info(rig.conn, "smol", 0, json, sizeof(json), &info, 0, &rig.err));
 	expect_golden(&rig, KVP_OP_TRUNCATE, "truncate_req", false);
+	expect_golden(&rig, KVP_OP_FORK, "fork_req", false);
 	expect_golden(&rig, KVP_OP_TELL, "tell_req", false);
 	expect_golden(&rig, KVP_OP_OPEN, "open_req", true);
 	expect_golden(&rig, KVP_OP_ATTACH, "attach_req", true);

@@ -39,12 +39,13 @@ class Backoff:
 
 
 class Item:
-    __slots__ = ("index", "sequence", "position", "n_tokens", "q_len", "flags", "k", "v", "q", "q_at", "sent", "done",
+    __slots__ = ("index", "parent", "sequence", "position", "n_tokens", "q_len", "flags", "k", "v", "q", "q_at", "sent", "done",
                  "is_created", "is_over", "is_refused", "is_last_sent", "is_unknown", "status", "length", "layer",
                  "row", "retry_after_ms")
 
-    def __init__(self, sequence, position=0, n_tokens=0, q_len=0, flags=0, k=None, v=None, q=None):
+    def __init__(self, sequence, position=0, n_tokens=0, q_len=0, flags=0, k=None, v=None, q=None, parent=0):
         self.index = 0
+        self.parent = parent  # FORK
         self.sequence, self.position, self.n_tokens, self.q_len = sequence, position, n_tokens, q_len
         self.flags = flags
         # K and V [layers, tokens, heads, dim], packed rows a list over the layers; q [q_len, heads, dim]
@@ -234,9 +235,15 @@ class Call:
             frame[at:at + op_bytes] = wire.LAYOUTS["rows_req"].pack_tuple(values)
             at += op_bytes
         for piece in pieces:
-            frame[at:at + wire.ITEM_BYTES] = wire.LAYOUTS["rows_item"].pack(
-                sequence=piece.item.sequence, position=piece.position, n_tokens=piece.n_tokens, q_len=piece.q_len,
-                flags=piece.flags)
+            if op == wire.FORK:
+                item = wire.LAYOUTS["fork_item"].pack(
+                    sequence=piece.item.sequence, position=piece.position, flags=0,
+                    parent=piece.item.parent)
+            else:
+                item = wire.LAYOUTS["rows_item"].pack(
+                    sequence=piece.item.sequence, position=piece.position, n_tokens=piece.n_tokens,
+                    q_len=piece.q_len, flags=piece.flags)
+            frame[at:at + wire.ITEM_BYTES] = item
             at += wire.ITEM_BYTES
         self._fill(frame, wire.HEADER_BYTES + wire.payload_start(op_bytes, len(pieces)), segments, offsets, pieces)
         request = self.connection.submit(

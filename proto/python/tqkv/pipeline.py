@@ -270,6 +270,12 @@ class Pipeline:
         """As Session.free() of one sequence."""
         return self._items(self._of(session), wire.FREE, [Item(_sequence(sequence))])
 
+    def fork(self, child, parent, length, session=None):
+        """As Session.fork() of one child, whose length must be given."""
+        item = Item(_sequence(child), _whole("length", length, 0, POSITION_MAX), parent=_sequence(parent))
+        item.length = item.position
+        return self._items(self._of(session), wire.FORK, [item])
+
     def _items(self, session, op, items):
         call = session._call(op, items)
         future = self._send(session, call, self._deadline(), lambda call: None)

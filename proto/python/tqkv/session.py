@@ -433,6 +433,22 @@ class Session:
             sequences = [sequences]
         self._run_items(wire.FREE, [Item(_sequence(sequence)) for sequence in sequences], timeout)
 
+    def fork(self, child, parent=None, length=None, timeout=None):
+        """Makes a sequence of the first `length` tokens of another (None: all that every layer has); returns its
+        length. Or many: fork({child: parent}), fork({child: (parent, length)}), which returns {child: length}.
+
+        The child shares the parent's memory; whoever writes into a shared block first gets a copy of that block.
+        Child ids must be new. Many children of one parent are one frame.
+        """
+        pairs = child if isinstance(child, dict) else {child: (parent, length)}
+        items = []
+        for child_id, source in pairs.items():
+            parent_id, at = source if isinstance(source, tuple) else (source, None)
+            at = wire.PLANNED if at is None else _whole("length", at, 0, POSITION_MAX)
+            items.append(Item(_sequence(child_id), at, parent=_sequence(parent_id)))
+        self._run_items(wire.FORK, items, timeout)
+        return {item.sequence: item.length for item in items} if isinstance(child, dict) else items[0].length
+
     def _run_items(self, op, items, timeout):
         self._check()
         if not items:
@@ -445,13 +461,15 @@ class Session:
             if item.status == Status.OK:
                 was_known = item.sequence in self._lengths
                 self._cut(op, item)
-                if op == wire.FREE or was_known:
+                if op in (wire.FREE, wire.FORK) or was_known:
                     self._unsure.discard(item.sequence)
         self._finish(call)
 
     def _cut(self, op, item):
         if op == wire.FREE:
             self._lengths.pop(item.sequence, None)
+        elif op == wire.FORK:
+            self._lengths[item.sequence] = [item.length] * self.geometry.n_layers
         elif item.sequence in self._lengths:
             self._lengths[item.sequence] = [min(length, item.position) for length in self._lengths[item.sequence]]
 

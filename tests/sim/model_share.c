@@ -1,0 +1,99 @@
+/*
+ * The model's shared rows. Nothing is shared here: FORK copies lists of rows. Blocks are counted by the
+ * domain, and those counts by the audit.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/checked.h"
+#include "tests/sim/model.h"
+
+struct sim_sequence *sim_model_add_sequence(struct sim_session *session, uint64_t id)
+{
+	struct sim_sequence *sequence = calloc(1, sizeof(*sequence));
+
+	SIM_CHECK(sequence, "no memory for the model");
+	sequence->id = id;
+	sequence->next = session->sequences;
+	session->sequences = sequence;
+	session->n_sequences++;
+	return sequence;
+}
+
+enum kv_status sim_model_check_new(
+	const struct sim_model *model, const struct sim_session *session, const struct kv_pool *pool)
+{
+	struct kv_domain *domain = pool->domain;
+	uint32_t n_objects = 0, n_zombies = 0;
+
+	if (session->n_sequences >= session->sequences_max)
+		return KV_LIMIT;
+	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++) {
+		n_objects += kv_domain_pool_at(domain, i)->n_sequences;
+		n_zombies += kv_domain_pool_at(domain, i)->n_zombies;
+	}
+	if (n_objects + n_zombies < model->sequences_max)
+		return KV_OK;
+	return n_zombies > 0 ? KV_BUSY_RETRY : KV_LIMIT;
+}
+
+struct sim_expected sim_model_fork(const struct sim_model *model, const struct sim_session *session,
+	const struct kv_pool *pool, uint64_t child_id, uint64_t parent_id, uint32_t length)
+{
+	const struct sim_sequence *parent = sim_model_sequence(session, parent_id);
+	const struct sim_sequence *child = sim_model_sequence(session, child_id);
+	struct sim_expected expected = { KV_OK, KV_LAYER_NONE, 0, 0 };
+
+	if (child)
+		expected.length = sim_sequence_least(child, 0, pool->spec->n_layers, false);
+	if (!parent)
+		expected.status = KV_NOT_FOUND;
+	else if (child)
+		expected.status = KV_EXISTS;
+	if (expected.status != KV_OK)
+		return expected;
+
+	const uint32_t parent_length = sim_sequence_least(parent, 0, pool->spec->n_layers, false);
+	const uint32_t child_length = length == KV_LENGTH_PLANNED ? parent_length : length;
+	const uint32_t n_chunks =
+		kv_div_up_u32(kv_div_up_u32(child_length, pool->spec->block_size), KV_CHUNK_ENTRIES);
+
+	if (child_length > parent_length)
+		return (struct sim_expected){ KV_POSITION, KV_LAYER_NONE, parent_length, 0 };
+	expected.status = sim_model_check_new(model, session, pool);
+	if (expected.status == KV_OK && n_chunks > pool->tables.n_chunks_max - pool->tables.n_chunks_used)
+		expected.status = KV_LIMIT;
+	if (expected.status == KV_OK)
+		expected.length = child_length;
+	return expected;
+}
+
+void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_id, uint64_t parent_id,
+	const struct sim_expected *expected, uint64_t now_ns)
+{
+	struct sim_session *session = sim_model_session(model, handle);
+	const struct sim_sequence *parent = sim_model_sequence(session, parent_id);
+	struct sim_control *control =
+		sim_model_add_control(model, session->owner_id, KVP_OP_FORK, expected->status, handle);
+
+	SIM_CHECK(session->n_pending == 0, "FORK with %u items pending", session->n_pending);
+	control->sequence = child_id;
+	control->length = expected->length;
+	session->life_ns = now_ns;
+	if (expected->status != KV_OK)
+		return;
+
+	struct sim_sequence *child = sim_model_add_sequence(session, child_id);
+
+	child->is_evictable = parent->is_evictable;
+	for (uint32_t l = 0; l < session->pool->spec->n_layers; l++) {
+		struct sim_layer *layer = &child->layers[l];
+
+		layer->n_max = expected->length + 16;
+		layer->planned = layer->committed = expected->length;
+		layer->row_ids = malloc(layer->n_max * sizeof(layer->row_ids[0]));
+		SIM_CHECK(layer->row_ids, "no memory for the model");
+		memcpy(layer->row_ids, parent->layers[l].row_ids,
+			expected->length * sizeof(layer->row_ids[0]));
+	}
+}
