@@ -1,0 +1,318 @@
+"""Images and compose, run for real by a private engine. The tests build on each other and run in the order of their names."""
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import unittest
+import urllib.request
+
+import engine as engines
+
+ROOT = pathlib.Path(os.environ["KV_SOURCE_ROOT"])
+BUILD = pathlib.Path(os.environ["TQKV_BUILD"])
+DEPLOY = ROOT / "deploy"
+CAPTURE = next((ROOT / "tests/golden/captures").glob("*.safetensors"))
+COMMIT = "0123456789ab"
+PATIENCE_S = 90
+# What stands in for an image that only a registry has. The real one is Debian's program under the same name.
+PROMETHEUS = """FROM debian:bookworm-slim
+COPY prometheus /usr/bin/
+RUN mkdir -m 0777 /prometheus
+USER 65534:65534
+WORKDIR /prometheus
+ENTRYPOINT ["prometheus"]
+"""
+
+
+def free_ports(n):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def base_image():
+    return re.search(r"^ARG BASE=(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.M).group(1)
+
+
+def when(text):
+    """Nanoseconds are cut: datetime has microseconds."""
+    return datetime.datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", text).replace("Z", "+00:00"))
+
+
+def wait_for(what, question, patience_s=PATIENCE_S):
+    """Asks until the answer is true and returns it."""
+    end = time.monotonic() + patience_s
+    answer = None
+    while time.monotonic() < end:
+        try:
+            answer = question()
+        except (OSError, AssertionError, ValueError) as error:
+            answer = None
+            failure = error
+        else:
+            failure = None
+        if answer:
+            return answer
+        time.sleep(0.2)
+    raise AssertionError(f"{what}: not within {patience_s} s ({failure})")
+
+
+def host_has_io_uring():
+    """As the integration tests find out: the daemon says at start what it got."""
+    done = subprocess.run([BUILD / "server/tqkvd", "--io", "io_uring", "--listen", "unix:/proc/denied/x", "--http", "off"],
+                          capture_output=True, text=True, timeout=60)
+    return not re.search("io_uring.*(ENOSYS|EPERM|ENOMEM)", done.stdout + done.stderr)
+
+
+class Containers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        reason = engines.why_not()
+        if reason:
+            raise unittest.SkipTest(f"NO CONTAINER WAS RUN: {reason}")
+        cls.engine = engine = engines.Engine(pathlib.Path(os.environ["TQKV_SCRATCH"]) / "engine")
+        cls.addClassCleanup(cls.stop_engine)
+        engine.wait()
+        engines.make_base_image(engine, base_image())
+        # The network of this machine: the engine has none of its own, and packages come from a mirror.
+        for target in ("cpu", "demo"):
+            engine.docker("build", "--network=host", "--file", DEPLOY / "Dockerfile", "--target", target, "--build-arg",
+                          f"COMMIT={COMMIT}", "--tag", f"tqkv-{target}:test", ROOT, timeout=540)
+        cls.data_port, cls.http_port, cls.prometheus_port, cls.grafana_port = free_ports(4)
+        engine.env.update(TQKV_IMAGE="tqkv-cpu:test", TQKV_DEMO_IMAGE="tqkv-demo:test", TQKV_MEMORY="256MiB",
+                          TQKV_DEMO_PAUSE_S="0", TQKV_DATA_PORT=str(cls.data_port), TQKV_HTTP_PORT=str(cls.http_port),
+                          TQKV_PROMETHEUS_PORT=str(cls.prometheus_port), TQKV_GRAFANA_PORT=str(cls.grafana_port))
+
+    @classmethod
+    def stop_engine(cls):
+        left = cls.engine.stop()
+        assert not left, "the engine left behind:\n" + "\n".join(left)
+
+    # ---- what the tests ask ----
+
+    def compose(self, *arguments, profile="cpu", **options):
+        return self.engine.run(*self.engine.compose_command, "--profile", profile, *arguments, cwd=DEPLOY, **options)
+
+    def container(self, service):
+        """Everything about a service's container; compose 1.29 and 2 join the parts of its name differently."""
+        ids = self.compose("ps", "--quiet", service).stdout.split()
+        self.assertEqual(len(ids), 1, f"{service}: {ids}")
+        return self.engine.inspect(ids[0])
+
+    def health(self):
+        return self.container("tqkvd")["State"]["Health"]["Status"]
+
+    def logs(self, service):
+        return self.compose("logs", "--no-color", service).stdout
+
+    def http(self, path, port=None):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port or self.http_port}{path}", timeout=10) as reply:
+            return reply.read().decode()
+
+    def metrics(self):
+        lines = [line for line in self.http("/metrics").splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    def n_replays(self):
+        return len(re.findall(r"demo: replay \d+ is right", self.logs("demo")))
+
+    def replay(self):
+        """From this machine, through the published ports."""
+        done = subprocess.run([BUILD / "server/tqkvctl", "--addr", f"tcp:127.0.0.1:{self.data_port}", "--http",
+                               f"127.0.0.1:{self.http_port}", "replay", CAPTURE], capture_output=True, text=True,
+                              timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("accounts add up", done.stdout)
+
+    def boot_id(self):
+        return json.loads(self.http("/v1/info"))["boot_id"]
+
+    def up(self, *services, **options):
+        self.compose("up", "--detach", "--no-build", *services, **options)
+
+    # ---- images ----
+
+    def test_1_image(self):
+        """The image says which commit it is, runs as nobody in particular, and holds no compiler and no interpreter."""
+        image = self.engine.inspect("tqkv-cpu:test")
+        config = image["Config"]
+        self.assertEqual(config["User"], "10001:10001")
+        self.assertEqual(config["Entrypoint"], ["tqkvd"])
+        self.assertEqual(config["StopSignal"], "SIGTERM")
+        self.assertEqual(config["Healthcheck"]["Test"][:2], ["CMD", "tqkvctl"])
+        self.assertEqual(config["Labels"]["org.opencontainers.image.revision"], COMMIT)
+        base = self.engine.inspect(base_image())
+        grown_bytes = image["Size"] - base["Size"]
+        self.assertLess(grown_bytes, 32 << 20, "something that is not needed to run came along")
+        run = ("run", "--rm", "--network=none", "--read-only")
+        self.assertRegex(self.engine.docker(*run, "tqkv-cpu:test", "--version").stdout, f"commit {COMMIT}")
+        script = "id -u; for p in cc gcc g++ clang make ninja meson python3 git curl wget; do command -v $p; done; " \
+            "find / -xdev -perm /6000 -type f -newer /usr/bin/tqkvctl 2>/dev/null; true"
+        self.assertEqual(self.engine.docker(*run, "--entrypoint=sh", "tqkv-cpu:test", "-c", script).stdout, "10001\n")
+
+    # ---- compose ----
+
+    def test_2_stack(self):
+        """Everything of the profile comes up; the demo only once the daemon is healthy; Prometheus scrapes it."""
+        stand_in = self.engine.folder / "prometheus"
+        stand_in.mkdir()
+        (stand_in / "Dockerfile").write_text(PROMETHEUS)
+        shutil.copy2(shutil.which("prometheus"), stand_in / "prometheus")
+        text = (DEPLOY / "compose.yaml").read_text()
+        name = re.search(r"TQKV_PROMETHEUS_IMAGE:-([^}]+)", text).group(1)
+        self.engine.docker("build", "--network=host", "--tag", name, stand_in)
+        self.up("tqkvd", "demo", "prometheus")
+        daemon, demo = self.container("tqkvd"), self.container("demo")
+        self.assertEqual(daemon["State"]["Health"]["Status"], "healthy")
+        first_healthy = min(when(probe["End"]) for probe in daemon["State"]["Health"]["Log"] if probe["ExitCode"] == 0)
+        self.assertGreater(when(demo["State"]["StartedAt"]), first_healthy)
+        wait_for("the demo's first replay", self.n_replays)
+        self.assertNotIn("replay failed", self.logs("demo"))
+        self.replay()
+        metrics = self.metrics()
+        self.assertGreater(metrics["tqkv_rows_in_total"], 0)
+        self.assertEqual(metrics['tqkv_io_backend{name="io_uring"}'], float(host_has_io_uring()))
+        up = "/api/v1/query?query=up%7Bjob%3D%22tqkvd%22%7D"
+        wait_for("Prometheus' target", lambda: json.loads(self.http(up, self.prometheus_port))["data"]["result"][0]
+                 ["value"][1] == "1" if '"value"' in self.http(up, self.prometheus_port) else None)
+        rules = json.loads(self.http("/api/v1/rules", self.prometheus_port))["data"]["groups"]
+        self.assertTrue(all(rule["health"] in ("ok", "unknown") for group in rules for rule in group["rules"]))
+
+    def test_3_hardening(self):
+        """What the kernel says about process 1 of the daemon's container."""
+        container = self.container("tqkvd")
+        inside = pathlib.Path("/proc") / str(container["State"]["Pid"])
+        status = dict(line.split(":\t", 1) for line in (inside / "status").read_text().splitlines() if ":\t" in line)
+        self.assertEqual(status["Name"], "tqkvd")
+        self.assertEqual(set(status["Uid"].split()), {"10001"})
+        self.assertEqual({status[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapInh")}, {"0" * 16})
+        self.assertEqual((status["NoNewPrivs"], status["Seccomp"]), ("1", "2"))
+        limits = (inside / "limits").read_text()
+        self.assertRegex(limits, r"Max open files +17408 +17408")
+        self.assertRegex(limits, r"Max locked memory +8388608 +8388608")
+        script = "for f in / /usr/bin /etc /run /tmp /run/tqkv /var/lib/tqkv; do touch $f/x 2>/dev/null && echo $f; done; true"
+        writable = self.engine.docker("exec", container["Id"], "sh", "-c", script).stdout.split()
+        self.assertEqual(writable, ["/tmp", "/run/tqkv", "/var/lib/tqkv"])
+        # A call that the profile denies, by a process that is not the daemon.
+        denied = self.engine.docker("exec", container["Id"], "unshare", "--user", "true", check=False)
+        self.assertIn("Operation not permitted", denied.stderr)
+        for service in ("tqkvd", "prometheus"):
+            for bindings in self.container(service)["NetworkSettings"]["Ports"].values():
+                for binding in bindings or []:
+                    self.assertEqual(binding["HostIp"], "127.0.0.1", service)
+        self.assertEqual(self.engine.docker("exec", container["Id"], "stat", "-c", "%a", "/run/tqkv/tqkvd.sock").stdout,
+                         "660\n")
+
+    def test_4_restarts_under_load(self):
+        """A restart, and a crash that the engine restarts from: the old socket is no obstacle, the demo goes on."""
+        failures, stop = [], threading.Event()
+
+        def load():
+            # Each may fail while the daemon is away; what counts is that it always ends by itself.
+            while not stop.is_set():
+                try:
+                    subprocess.run([BUILD / "server/tqkvctl", "--addr", f"tcp:127.0.0.1:{self.data_port}", "--http",
+                                    f"127.0.0.1:{self.http_port}", "replay", CAPTURE], capture_output=True, timeout=120)
+                except subprocess.TimeoutExpired as error:
+                    failures.append(error)
+                time.sleep(0.1)
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            ids = [self.boot_id()]
+            self.compose("restart", "tqkvd")
+            self.serves_again(ids)
+            self.assertIn("drained", self.logs("tqkvd"))
+            n_stops = self.logs("tqkvd").count("drained")
+            os.kill(self.container("tqkvd")["State"]["Pid"], 9)
+            wait_for("the engine's restart", lambda: self.container("tqkvd")["RestartCount"] == 1)
+            self.serves_again(ids)
+            self.assertEqual(self.logs("tqkvd").count("drained"), n_stops)
+        finally:
+            stop.set()
+            thread.join()
+        self.assertEqual(failures, [])
+
+    def serves_again(self, boot_ids):
+        """Healthy, under a boot id that was not there before, and the demo gets right answers."""
+        wait_for("health after a restart", lambda: self.health() == "healthy")
+        boot_ids.append(wait_for("an answer", self.boot_id))
+        self.assertEqual(len(set(boot_ids)), len(boot_ids))
+        n_replays = self.n_replays()
+        wait_for("the demo's next replay", lambda: self.n_replays() > n_replays)
+
+    def test_5_drain_and_down(self):
+        """SIGTERM under load ends the daemon with 0 after it answered; down -v leaves no container, volume or network."""
+        began = time.monotonic()
+        self.compose("stop", "tqkvd")
+        self.assertLess(time.monotonic() - began, 18, "it was killed, not drained")
+        ids = self.compose("ps", "--all", "--quiet", "tqkvd", check=False).stdout.split() or \
+            self.compose("ps", "--quiet", "tqkvd").stdout.split()
+        state = self.engine.inspect(ids[0])["State"]
+        self.assertEqual((state["ExitCode"], state["OOMKilled"]), (0, False))
+        self.down()
+
+    def down(self):
+        self.compose("down", "--volumes")
+        self.assertEqual(self.engine.docker("ps", "--all", "--quiet").stdout, "")
+        self.assertEqual(self.engine.docker("network", "ls", "--quiet", "--filter", "type=custom").stdout, "")
+        self.assertEqual(self.engine.docker("volume", "ls", "--quiet", "--filter", "name=tqkv").stdout, "")
+
+    # ---- io_uring denied (M6) ----
+
+    def denying(self, number):
+        """The shipped profile, made to deny io_uring as podman's (ENOSYS 38) and Docker's (EPERM 1) own profiles do."""
+        profile = json.loads((DEPLOY / "seccomp-io_uring.json").read_text())
+        names = ["io_uring_setup", "io_uring_enter", "io_uring_register"]
+        profile["syscalls"].append({"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": number})
+        path = self.engine.folder / f"denied-{number}.json"
+        path.write_text(json.dumps(profile))
+        return path
+
+    def test_6_io_uring_denied(self):
+        """The epoll loop serves, the metric says so, and one log line names the profile file that would admit io_uring."""
+        self.engine.env["TQKV_SECCOMP"] = str(self.denying(1))
+        try:
+            self.up("tqkvd", "demo")
+            metrics = self.metrics()
+            self.assertEqual((metrics['tqkv_io_backend{name="epoll"}'], metrics['tqkv_io_backend{name="io_uring"}']), (1, 0))
+            lines = [line for line in self.logs("tqkvd").splitlines() if "seccomp-io_uring.json" in line]
+            self.assertTrue(any("using epoll" in line and "EPERM" in line for line in lines), lines)
+            self.assertEqual(sum("using epoll" in line for line in lines), 1)
+            self.replay()
+            wait_for("the demo's first replay", self.n_replays)
+            self.down()
+        finally:
+            del self.engine.env["TQKV_SECCOMP"]
+        run = ("run", "--rm", "--network=none", "--read-only", "--entrypoint=sh")
+        script = "tqkvd --memory 64MiB --listen unix:/run/tqkv/s & sleep 1; tqkvctl ready; kill $!; wait $!; echo ended with $?"
+        done = self.engine.docker(*run, f"--security-opt=seccomp={self.denying(38)}", "tqkv-cpu:test", "-c", script)
+        self.assertRegex(done.stderr, r"using epoll: .*ENOSYS.*seccomp-io_uring\.json")
+        self.assertEqual(done.stdout, "ready\nended with 0\n")
+        # Asked for, and denied: the daemon says so and does not start (exit code 3).
+        done = self.engine.docker("run", "--rm", "--network=none", f"--security-opt=seccomp={self.denying(1)}",
+                                  "tqkv-cpu:test", "--io", "io_uring", "--memory", "64MiB", check=False)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("seccomp-io_uring.json", done.stderr)
+
+    # ---- the gpu profile on a host without NVIDIA's toolkit (M7) ----
+
+    def test_7_gpu_profile_without_the_toolkit(self):
+        """What the engine says then is what README.md quotes, word for word."""
+        self.engine.docker("tag", "tqkv-cpu:test", "tqkv-gpu:test")
+        done = self.compose("up", "--detach", "--no-build", "tqkvd-gpu", profile="gpu", check=False,
+                            env={"TQKV_GPU_IMAGE": "tqkv-gpu:test"})
+        self.assertNotEqual(done.returncode, 0)
+        said = re.search(r'could not select device driver "nvidia" with capabilities: \[\[gpu\]\]', done.stdout + done.stderr)
+        self.assertTrue(said, done.stdout + done.stderr)
+        self.assertIn(said.group(0), (DEPLOY / "README.md").read_text())
+        self.compose("down", "--volumes", profile="gpu")
