@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "core/backend_cpu.h"
@@ -19,6 +17,7 @@
 #include "server/http.h"
 #include "server/io_backends.h"
 #include "server/log.h"
+#include "server/notify.h"
 #include "server/options.h"
 #include "server/server.h"
 
@@ -63,28 +62,6 @@ static void raise_descriptor_limit(const struct srv_options *options)
 	if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted)
 		srv_log(SRV_LOG_WARNING, "descriptors limited to %llu, connections_max %u cannot be reached",
 			(unsigned long long)limit.rlim_cur, options->connections_max);
-}
-
-/* sd_notify(3) by hand: one datagram, only where systemd asks for it. */
-static void notify(const char *state)
-{
-	const char *path = getenv("NOTIFY_SOCKET");
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	const size_t n = path ? strlen(path) : 0;
-
-	if (n == 0 || n >= sizeof(address.sun_path))
-		return;
-	memcpy(address.sun_path, path, n);
-	if (address.sun_path[0] == '@')
-		address.sun_path[0] = '\0';
-	const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-
-	if (fd < 0)
-		return;
-	if (sendto(fd, state, strlen(state), MSG_NOSIGNAL, (struct sockaddr *)(void *)&address,
-		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n)) < 0)
-		srv_log(SRV_LOG_WARNING, "notifying the service manager failed: %s", strerror(errno));
-	close(fd);
 }
 
 static enum kv_status choose_io(const struct srv_options *options, struct kv_io **out, char *reason,
@@ -157,6 +134,7 @@ struct parts {
 	struct kv_io *io;
 	struct kv_backend *backend;
 	struct srv_server *server;
+	struct srv_notify notify;
 	char io_reason[160], backend_reason[160], http_bound[300];
 };
 
@@ -229,10 +207,12 @@ static void turn_until_done(struct parts *parts)
 		if (n_stop_signals > n_seen) {
 			n_seen = n_stop_signals;
 			srv_log(SRV_LOG_INFO, "stopping: answering what is in flight");
-			notify("STOPPING=1");
+			srv_notify_send(&parts->notify, "STOPPING=1");
 			srv_server_drain(server);
 		}
-		srv_server_turn(server, srv_server_wait_ns(server));
+		srv_server_turn(server,
+			srv_notify_turn(&parts->notify, kv_clock_now_ns(kv_clock_system()),
+				srv_server_wait_ns(server)));
 	}
 }
 
@@ -259,6 +239,7 @@ static void stop(struct parts *parts)
 		parts->backend->ops->destroy(parts->backend);
 	wake_fd = -1;
 	srv_mailbox_finish(&parts->mailbox);
+	srv_notify_finish(&parts->notify);
 	srv_options_finish(&parts->options);
 }
 
@@ -285,6 +266,7 @@ int main(int argc, char **argv)
 		return EXIT_DRAINED;
 	}
 	catch_signals();
+	srv_notify_init(&parts.notify);
 	const enum kv_status status = start(&parts, &err);
 
 	if (status != KV_OK) {
@@ -293,7 +275,7 @@ int main(int argc, char **argv)
 		return status == KV_BAD_CONFIG || status == KV_UNSUPPORTED ? EXIT_USAGE : EXIT_NO_START;
 	}
 	say_started(&parts);
-	notify("READY=1");
+	srv_notify_send(&parts.notify, "READY=1");
 	turn_until_done(&parts);
 	const int exit_code = srv_server_exit_code(parts.server);
 
