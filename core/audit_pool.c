@@ -15,7 +15,7 @@ struct audit {
 	struct kv_plan *const *plans;
 	uint32_t n_plans;
 	struct kv_error *err;
-	uint32_t *owners[KV_GROUPS_MAX], *in_flight[KV_GROUPS_MAX]; /* [n_blocks] */
+	uint32_t *owners[KV_TABLES_MAX], *in_flight[KV_TABLES_MAX]; /* [n_blocks] */
 	uint64_t *layer_tokens; /* [n_layers] of sequences that are counted */
 	uint64_t n_tokens, n_chunks;
 	uint32_t n_live, n_gone;
@@ -29,7 +29,7 @@ static enum kv_status take_scratch(struct audit *audit)
 	audit->layer_tokens = kv_alloc(spec->n_layers, sizeof(audit->layer_tokens[0]));
 	bool is_whole = audit->layer_tokens != NULL;
 
-	for (uint32_t g = 0; g < spec->n_groups; g++) {
+	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		audit->owners[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		audit->in_flight[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		is_whole = is_whole && audit->owners[g] && audit->in_flight[g];
@@ -42,7 +42,7 @@ static void return_scratch(struct audit *audit)
 	const struct kv_pool_spec *spec = audit->pool->spec;
 
 	kv_free(audit->layer_tokens);
-	for (uint32_t g = 0; g < spec->n_groups; g++) {
+	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		kv_pages_free(audit->owners[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		kv_pages_free(audit->in_flight[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 	}
@@ -62,6 +62,10 @@ static enum kv_status count_table(struct audit *audit, const struct kv_sequence 
 
 		kv_block_table_copy(table, &pool->tables, first, n, entries);
 		for (uint32_t i = 0; i < n; i++) {
+			const bool is_gap = first + i >= table->gap_first && first + i < table->gap_end;
+
+			if (is_gap && entries[i] == KV_BLOCK_NONE)
+				continue;
 			if (entries[i] >= pool->spec->n_blocks[g])
 				return kv_fail(audit->err, KV_INTERNAL,
 					"audit: sequence %llu, group %u, entry %u: block %u of %u",
@@ -80,12 +84,39 @@ static enum kv_status fail_sequence(
 		sequence->is_zombie ? "zombie" : "sequence", (unsigned long long)sequence->id, what);
 }
 
+/* What is gone, and the gap in the table that follows it; NULL: all right. */
+static const char *check_windows(const struct kv_sequence *sequence, uint32_t g)
+{
+	const struct kv_pool_spec *spec = sequence->pool->spec;
+	const struct kv_block_table *table = &sequence->tables[g];
+	const uint32_t n_gone = sequence->n_gone[g];
+	uint32_t least = UINT32_MAX;
+
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		if (spec->layers[l].group_idx == g && sequence->committed[l] < least)
+			least = sequence->committed[l];
+	}
+	if (n_gone < kv_pool_spec_gone(spec, g, least))
+		return "less is gone than its windows leave behind";
+	if (n_gone > 0 && (n_gone <= spec->group_sink_blocks[g] || n_gone >= table->n_blocks))
+		return "what is gone is no gap in the middle";
+	if (kv_block_table_has_gap(table) && table->gap_first != spec->group_sink_blocks[g])
+		return "the gap in its table is not behind the sink blocks";
+	if (n_gone > 0 && table->gap_end > n_gone)
+		return "its table lacks blocks that are not gone";
+	/* n_gone 0 with a gap: cut to its beginning, and the blocks behind the gap are still to go. */
+	if ((n_gone > table->gap_end || (n_gone == 0 && kv_block_table_has_gap(table))) &&
+		!kv_list_is_linked(&sequence->in_surplus))
+		return "its table has blocks that are gone and nobody will free them";
+	return NULL;
+}
+
 /* Lengths, tables and places of one that handles and ids find. */
 static enum kv_status check_live(struct audit *audit, const struct kv_sequence *sequence)
 {
 	const struct kv_pool_spec *spec = audit->pool->spec;
 	struct kv_session *session = sequence->session;
-	uint32_t n_needed[KV_GROUPS_MAX];
+	uint32_t n_needed[KV_TABLES_MAX];
 
 	if (kv_sequence_find(session, sequence->id) != sequence)
 		return fail_sequence(audit, sequence, "its id does not find it");
@@ -101,6 +132,12 @@ static enum kv_status check_live(struct audit *audit, const struct kv_sequence *
 	}
 	kv_sequence_blocks_needed(sequence, n_needed);
 	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		const char *what = check_windows(sequence, g);
+
+		if (what)
+			return fail_sequence(audit, sequence, what);
+	}
+	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		if (sequence->tables[g].n_blocks < n_needed[g])
 			return fail_sequence(audit, sequence, "its table is shorter than its length needs");
 		if (sequence->tables[g].n_blocks > n_needed[g] && !kv_list_is_linked(&sequence->in_surplus))
@@ -118,7 +155,7 @@ static enum kv_status count_live(struct audit *audit, const struct kv_sequence *
 	audit->n_live++;
 	audit->n_tokens += length_min;
 	for (uint32_t l = 0; l < audit->pool->spec->n_layers; l++)
-		audit->layer_tokens[l] += sequence->committed[l];
+		audit->layer_tokens[l] += kv_sequence_n_held(sequence, l);
 	kv_report_sequence(sequence, &report);
 	audit->sequences.payload_bytes += report.payload_bytes;
 	audit->sequences.norms_bytes += report.norms_bytes;
@@ -144,7 +181,7 @@ static enum kv_status audit_sequences(struct audit *audit)
 			continue;
 		n_used++;
 		audit->n_chunks += kv_sequence_n_chunks(sequence);
-		for (uint32_t g = 0; g < pool->spec->n_groups && status == KV_OK; g++)
+		for (uint32_t g = 0; g < pool->spec->n_tables && status == KV_OK; g++)
 			status = count_table(audit, sequence, g);
 		if (status != KV_OK)
 			break;
@@ -283,7 +320,7 @@ static enum kv_status audit_blocks(struct audit *audit)
 		if (audit->plans[i]->pool == pool)
 			kv_plan_visit_blocks(audit->plans[i], &counter.base);
 	}
-	for (uint32_t g = 0; g < pool->spec->n_groups && status == KV_OK; g++) {
+	for (uint32_t g = 0; g < pool->spec->n_tables && status == KV_OK; g++) {
 		status = audit_counts(audit, g);
 		if (status == KV_OK) {
 			memset(audit->in_flight[g], 0, sizeof(uint32_t) * (uint64_t)pool->spec->n_blocks[g]);

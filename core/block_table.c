@@ -51,6 +51,21 @@ uint32_t kv_block_table_chunks_needed(const struct kv_block_table *table, uint32
 	return (uint32_t)(n_chunks_after - kv_block_table_n_chunks(table));
 }
 
+static void add_chunk(struct kv_block_table *table, struct kv_table_arena *arena)
+{
+	const bool is_first = kv_block_table_n_chunks(table) == 0;
+	const uint32_t chunk_idx = take_chunk(arena);
+	struct kv_table_chunk *chunk = &arena->chunks[chunk_idx];
+
+	chunk->next_idx = CHUNK_NONE;
+	chunk->prev_idx = is_first ? CHUNK_NONE : table->tail_idx;
+	if (is_first)
+		table->head_idx = chunk_idx;
+	else
+		arena->chunks[table->tail_idx].next_idx = chunk_idx;
+	table->tail_idx = chunk_idx;
+}
+
 enum kv_status kv_block_table_append(struct kv_block_table *table, struct kv_table_arena *arena,
 	const kv_block_id ids[], uint32_t n_blocks)
 {
@@ -59,22 +74,34 @@ enum kv_status kv_block_table_append(struct kv_block_table *table, struct kv_tab
 	for (uint32_t i = 0; i < n_blocks; i++) {
 		const uint32_t entry_idx = table->n_blocks % KV_CHUNK_ENTRIES;
 
-		if (entry_idx == 0) {
-			const uint32_t chunk_idx = take_chunk(arena);
-			struct kv_table_chunk *chunk = &arena->chunks[chunk_idx];
-
-			chunk->next_idx = CHUNK_NONE;
-			chunk->prev_idx = table->n_blocks > 0 ? table->tail_idx : CHUNK_NONE;
-			if (table->n_blocks > 0)
-				arena->chunks[table->tail_idx].next_idx = chunk_idx;
-			else
-				table->head_idx = chunk_idx;
-			table->tail_idx = chunk_idx;
-		}
+		if (entry_idx == 0)
+			add_chunk(table, arena);
 		arena->chunks[table->tail_idx].block_idx[entry_idx] = ids[i].idx;
 		table->n_blocks++;
 	}
 	return KV_OK;
+}
+
+static void drop_tail_chunk(struct kv_block_table *table, struct kv_table_arena *arena)
+{
+	const uint32_t chunk_idx = table->tail_idx;
+
+	table->tail_idx = arena->chunks[chunk_idx].prev_idx;
+	if (table->tail_idx != CHUNK_NONE)
+		arena->chunks[table->tail_idx].next_idx = CHUNK_NONE;
+	return_chunk(arena, chunk_idx);
+}
+
+/* The table ends behind the gap: it ends before it now. */
+static void cut_gap(struct kv_block_table *table, struct kv_table_arena *arena)
+{
+	const uint32_t n_behind = table->gap_end % KV_CHUNK_ENTRIES;
+
+	/* The chunk in which the gap ends goes unless something before the gap lies in it, too. */
+	if (n_behind > 0 && table->gap_first <= table->gap_end - n_behind)
+		drop_tail_chunk(table, arena);
+	table->n_blocks = table->gap_first;
+	table->gap_first = table->gap_end = 0;
 }
 
 uint32_t kv_block_table_shrink(struct kv_block_table *table, struct kv_table_arena *arena,
@@ -82,55 +109,37 @@ uint32_t kv_block_table_shrink(struct kv_block_table *table, struct kv_table_are
 {
 	uint32_t n_cut = 0;
 
-	while (table->n_blocks > n_blocks && n_cut < n_max) {
-		const uint32_t chunk_idx = table->tail_idx;
-		struct kv_table_chunk *chunk = &arena->chunks[chunk_idx];
+	KV_ASSERT(
+		n_blocks <= table->gap_first || n_blocks > table->gap_end || !kv_block_table_has_gap(table));
+	while (table->n_blocks > n_blocks) {
+		if (kv_block_table_has_gap(table) && table->n_blocks == table->gap_end) {
+			cut_gap(table, arena);
+			continue;
+		}
+		if (n_cut == n_max)
+			break;
+
+		const struct kv_table_chunk *chunk = &arena->chunks[table->tail_idx];
 		const uint32_t entry_idx = --table->n_blocks % KV_CHUNK_ENTRIES;
 
 		kv_block_pool_disown(pool, (kv_block_id){ chunk->block_idx[entry_idx] });
 		n_cut++;
-		if (entry_idx == 0) {
-			table->tail_idx = chunk->prev_idx;
-			if (table->n_blocks > 0)
-				arena->chunks[table->tail_idx].next_idx = CHUNK_NONE;
-			return_chunk(arena, chunk_idx);
-		}
+		if (entry_idx == 0)
+			drop_tail_chunk(table, arena);
 	}
 	return n_cut;
 }
 
-enum kv_status kv_block_table_share(struct kv_block_table *table, const struct kv_block_table *from,
-	struct kv_table_arena *arena, struct kv_block_pool *pool, uint32_t n_blocks)
-{
-	KV_ASSERT(table->n_blocks == 0);
-	KV_ASSERT(n_blocks <= from->n_blocks);
-	if (kv_block_table_chunks_needed(table, n_blocks) > arena->n_chunks_max - arena->n_chunks_used)
-		return KV_LIMIT;
-	for (uint32_t chunk_idx = from->head_idx; table->n_blocks < n_blocks;
-		chunk_idx = arena->chunks[chunk_idx].next_idx) {
-		const uint32_t n_left = n_blocks - table->n_blocks;
-		const uint32_t n = n_left < KV_CHUNK_ENTRIES ? n_left : KV_CHUNK_ENTRIES;
-		kv_block_id ids[KV_CHUNK_ENTRIES];
-
-		for (uint32_t i = 0; i < n; i++) {
-			ids[i] = (kv_block_id){ arena->chunks[chunk_idx].block_idx[i] };
-			kv_block_pool_own(pool, ids[i]);
-		}
-
-		const enum kv_status status = kv_block_table_append(table, arena, ids, n);
-
-		KV_ASSERT(status == KV_OK);
-	}
-	return KV_OK;
-}
-
-/* The chunk_no-th chunk of the table, from the nearer end: rows are appended at the tail. */
+/* The chunk of entries [64 * chunk_no, ..), from the nearer end: rows are appended at the tail. */
 static uint32_t find_chunk(
 	const struct kv_block_table *table, const struct kv_table_arena *arena, uint32_t chunk_no)
 {
 	const uint32_t n_chunks = kv_block_table_n_chunks(table);
+	const uint32_t n_gap_chunks = kv_block_table_n_gap_chunks(table);
 	uint32_t chunk_idx;
 
+	if (n_gap_chunks > 0 && chunk_no >= table->gap_end / KV_CHUNK_ENTRIES)
+		chunk_no -= n_gap_chunks;
 	if (chunk_no < n_chunks / 2) {
 		chunk_idx = table->head_idx;
 		for (uint32_t i = 0; i < chunk_no; i++)
@@ -143,14 +152,52 @@ static uint32_t find_chunk(
 	return chunk_idx;
 }
 
-void kv_block_table_copy(const struct kv_block_table *table, const struct kv_table_arena *arena,
-	uint32_t first, uint32_t n, uint32_t out[])
+/* Takes a chunk out of the middle: the last one never lies in a gap. */
+static void unlink_chunk(struct kv_block_table *table, struct kv_table_arena *arena, uint32_t chunk_idx)
 {
-	if (n == 0)
-		return;
-	KV_ASSERT(first < table->n_blocks);
-	KV_ASSERT(n <= table->n_blocks - first);
+	const struct kv_table_chunk *chunk = &arena->chunks[chunk_idx];
 
+	if (chunk->prev_idx != CHUNK_NONE)
+		arena->chunks[chunk->prev_idx].next_idx = chunk->next_idx;
+	else
+		table->head_idx = chunk->next_idx;
+	arena->chunks[chunk->next_idx].prev_idx = chunk->prev_idx;
+	return_chunk(arena, chunk_idx);
+}
+
+uint32_t kv_block_table_open_gap(struct kv_block_table *table, struct kv_table_arena *arena,
+	struct kv_block_pool *pool, uint32_t first, uint32_t end, uint32_t n_max)
+{
+	uint32_t n_freed = 0, chunk_idx;
+
+	KV_ASSERT(end < table->n_blocks);
+	if (!kv_block_table_has_gap(table))
+		table->gap_first = table->gap_end = first;
+	KV_ASSERT(table->gap_first == first);
+	if (table->gap_end >= end || n_max == 0)
+		return 0;
+	chunk_idx = find_chunk(table, arena, table->gap_end / KV_CHUNK_ENTRIES);
+	while (table->gap_end < end && n_freed < n_max) {
+		struct kv_table_chunk *chunk = &arena->chunks[chunk_idx];
+		const uint32_t next_idx = chunk->next_idx;
+		uint32_t *entry = &chunk->block_idx[table->gap_end % KV_CHUNK_ENTRIES];
+
+		kv_block_pool_disown(pool, (kv_block_id){ *entry });
+		*entry = KV_BLOCK_NONE;
+		n_freed++;
+		if (++table->gap_end % KV_CHUNK_ENTRIES > 0)
+			continue;
+		if (table->gap_first <= table->gap_end - KV_CHUNK_ENTRIES)
+			unlink_chunk(table, arena, chunk_idx);
+		chunk_idx = next_idx;
+	}
+	return n_freed;
+}
+
+/* Entries that chunks hold, in their order. */
+static void copy_run(const struct kv_block_table *table, const struct kv_table_arena *arena, uint32_t first,
+	uint32_t n, uint32_t out[])
+{
 	uint32_t chunk_idx = find_chunk(table, arena, first / KV_CHUNK_ENTRIES);
 	uint32_t entry_idx = first % KV_CHUNK_ENTRIES;
 
@@ -175,4 +222,98 @@ void kv_block_table_replace(
 	KV_ASSERT(entry_idx < table->n_blocks);
 	arena->chunks[find_chunk(table, arena, entry_idx / KV_CHUNK_ENTRIES)]
 		.block_idx[entry_idx % KV_CHUNK_ENTRIES] = id.idx;
+}
+
+void kv_block_table_copy(const struct kv_block_table *table, const struct kv_table_arena *arena,
+	uint32_t first, uint32_t n, uint32_t out[])
+{
+	if (n == 0)
+		return;
+	KV_ASSERT(first < table->n_blocks);
+	KV_ASSERT(n <= table->n_blocks - first);
+	while (n > 0) {
+		const bool is_gap = first >= table->gap_first && first < table->gap_end;
+		const uint32_t bound = is_gap                                       ? table->gap_end
+			: first < table->gap_first && kv_block_table_has_gap(table) ? table->gap_first
+										    : first + n;
+		const uint32_t n_here = bound - first < n ? bound - first : n;
+
+		if (is_gap)
+			memset(out, 0xFF, n_here * sizeof(out[0])); /* KV_BLOCK_NONE */
+		else
+			copy_run(table, arena, first, n_here, out);
+		first += n_here;
+		out += n_here;
+		n -= n_here;
+	}
+}
+
+/* Entries without a block at the end of a table that has none yet. */
+static void append_gap(struct kv_block_table *table, struct kv_table_arena *arena, uint32_t n_entries)
+{
+	const uint32_t end = table->n_blocks + n_entries;
+
+	table->gap_first = table->gap_end = table->n_blocks;
+	while (table->n_blocks < end) {
+		const uint32_t entry_idx = table->n_blocks % KV_CHUNK_ENTRIES;
+		const uint32_t n_left = end - table->n_blocks;
+		const uint32_t n_here =
+			n_left < KV_CHUNK_ENTRIES - entry_idx ? n_left : KV_CHUNK_ENTRIES - entry_idx;
+
+		/* A chunk that lies in the gap as a whole is not there. */
+		if (entry_idx == 0 && n_here < KV_CHUNK_ENTRIES)
+			add_chunk(table, arena);
+		if (n_here < KV_CHUNK_ENTRIES)
+			memset(&arena->chunks[table->tail_idx].block_idx[entry_idx], 0xFF,
+				n_here * sizeof(uint32_t)); /* KV_BLOCK_NONE */
+		table->n_blocks += n_here;
+		table->gap_end = table->n_blocks;
+	}
+}
+
+uint32_t kv_block_table_chunks_shared(uint32_t gap_first, uint32_t gap_end, uint32_t n_blocks)
+{
+	const struct kv_block_table table = {
+		.n_blocks = n_blocks, .gap_first = gap_first, .gap_end = gap_end
+	};
+
+	return kv_block_table_n_chunks(&table);
+}
+
+/* Appends entries [first, end) of `from`. */
+static void share_run(struct kv_block_table *table, const struct kv_block_table *from,
+	struct kv_table_arena *arena, struct kv_block_pool *pool, uint32_t first, uint32_t end)
+{
+	while (first < end) {
+		const uint32_t n = end - first < KV_CHUNK_ENTRIES ? end - first : KV_CHUNK_ENTRIES;
+		uint32_t entries[KV_CHUNK_ENTRIES];
+		kv_block_id ids[KV_CHUNK_ENTRIES];
+
+		kv_block_table_copy(from, arena, first, n, entries);
+		for (uint32_t i = 0; i < n; i++) {
+			ids[i] = (kv_block_id){ entries[i] };
+			kv_block_pool_own(pool, ids[i]);
+		}
+
+		const enum kv_status status = kv_block_table_append(table, arena, ids, n);
+
+		KV_ASSERT(status == KV_OK);
+		first += n;
+	}
+}
+
+void kv_block_table_share(struct kv_block_table *table, const struct kv_block_table *from,
+	struct kv_table_arena *arena, struct kv_block_pool *pool, uint32_t gap_first, uint32_t gap_end,
+	uint32_t n_blocks)
+{
+	const bool has_gap = gap_end > gap_first;
+
+	KV_ASSERT(table->n_blocks == 0);
+	KV_ASSERT(n_blocks <= from->n_blocks);
+	KV_ASSERT(!has_gap || n_blocks > gap_end);
+	share_run(table, from, arena, pool, 0, has_gap ? gap_first : n_blocks);
+	if (!has_gap)
+		return;
+	append_gap(table, arena, gap_end - gap_first);
+	share_run(table, from, arena, pool, gap_end, n_blocks);
 }

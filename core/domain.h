@@ -54,7 +54,7 @@ struct kv_pool {
 	struct kv_domain *domain;
 	uint32_t pool_idx;
 	uint64_t arena_offset, arena_bytes;
-	struct kv_block_pool blocks[KV_GROUPS_MAX];
+	struct kv_block_pool blocks[KV_TABLES_MAX]; /* [spec->n_tables] */
 	struct kv_table_arena tables;
 	struct kv_list sessions; /* kv_session.in_pool */
 	struct kv_list zombies;  /* kv_sequence.in_session: sequences being taken apart */
@@ -109,9 +109,14 @@ struct kv_sequence {
 	bool is_evictable;
 	bool is_zombie;
 	uint64_t used_ns;
-	uint32_t *planned;   /* [n_layers] */
-	uint32_t *committed; /* [n_layers] */
-	struct kv_block_table tables[KV_GROUPS_MAX];
+	uint32_t *planned;                           /* [n_layers] */
+	uint32_t *committed;                         /* [n_layers] */
+	struct kv_block_table tables[KV_TABLES_MAX]; /* [spec->n_tables] */
+	/*
+	 * Per group: blocks before this one are reached by no window any more, except the sink blocks of the
+	 * group; 0: all are. Their rows are gone, their blocks are given back within turns.
+	 */
+	uint32_t n_gone[KV_GROUPS_MAX];
 	struct kv_list_node in_session;
 	/* private */
 	struct kv_list_node in_surplus;
@@ -211,8 +216,9 @@ struct kv_item {
 	uint64_t sequence_id;
 	uint32_t position; /* APPEND*: length before; DECODE: length seen; READ: first token */
 	uint32_t n_tokens, q_len;
-	uint8_t kind;  /* enum kv_item_kind */
-	uint8_t flags; /* enum kv_item_flag */
+	uint8_t kind;    /* enum kv_item_kind */
+	uint8_t flags;   /* enum kv_item_flag */
+	uint32_t window; /* decode: as the frame has it; 0 = the layer's */
 	/* as planned */
 	struct kv_sequence *sequence; /* NULL when planning refused it */
 	uint32_t epoch;
@@ -237,8 +243,10 @@ struct kv_item {
  * NULL) and item->length says what was expected (POSITION, with item->layer the first layer that differs) or
  * is committed. Statuses: NOT_FOUND, EXISTS (CREATE of a sequence that has rows), POSITION, LEN_LIMIT,
  * POOL_FULL (retry_after_ms set), LIMIT (sequences, table entries), BUSY_RETRY (sequences, while freed ones
- * are still being taken apart; KV_COPIES_MAX shared blocks wait to be copied), BAD_ARG (id 0; nothing to do;
- * q_len above what is seen, except one row over nothing).
+ * are still being taken apart; KV_COPIES_MAX shared blocks wait to be copied; a sequence that was cut to its
+ * beginning, while blocks behind it are given back), WINDOW_GONE (a row that the windows of the sequence's
+ * planned length do not reach), BAD_ARG (id 0; nothing to do; q_len above what is seen, except one row over
+ * nothing).
  *
  * A sequence created by an item that is refused later stays, without rows; CREATE may be used on it again.
  */
@@ -259,7 +267,10 @@ void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layer
 struct kv_sequence *kv_sequence_find(struct kv_session *session, uint64_t sequence_id);
 /* Least and greatest committed length over the layers. */
 void kv_sequence_lengths(const struct kv_sequence *sequence, uint32_t *length_min, uint32_t *length_max);
-/* Only with nothing outstanding on the session. Every layer becomes min(length, n). NOT_FOUND. */
+/*
+ * Only with nothing outstanding on the session. Every layer becomes min(length, n). NOT_FOUND; WINDOW_GONE
+ * when a layer's window at its new length reaches rows that are gone: nothing changes.
+ */
 KV_MUST_CHECK enum kv_status kv_sequence_truncate(
 	struct kv_session *session, uint64_t sequence_id, uint32_t length);
 /* Only with nothing outstanding on the session. The sequence becomes a zombie. NOT_FOUND. */
@@ -268,8 +279,9 @@ KV_MUST_CHECK enum kv_status kv_sequence_free(struct kv_session *session, uint64
  * Only with nothing outstanding on the session. The child, a new id, gets the first `length` tokens of the
  * parent on every layer (KV_LENGTH_PLANNED: all that every layer has) and whether it is evictable. It shares
  * the parent's blocks; whoever writes into a shared block first gets a copy of it. NOT_FOUND (parent), EXISTS
- * (child), POSITION (*expected is the parent's length), LIMIT (sequences, table entries), BUSY_RETRY
- * (sequences, as for CREATE; more table entries to be copied than a turn may), BAD_ARG (ids).
+ * (child), POSITION (*expected is the parent's length), WINDOW_GONE (as TRUNCATE to that length), LIMIT
+ * (sequences, table entries), BUSY_RETRY (sequences, as for CREATE; more table entries to be copied than a
+ * turn may), BAD_ARG (ids).
  */
 KV_MUST_CHECK enum kv_status kv_sequence_fork(struct kv_session *session, uint64_t child_id,
 	uint64_t parent_id, uint32_t length, uint64_t now_ns, uint32_t *expected);

@@ -110,10 +110,23 @@ struct kv_sequence *kv_sequence_add(struct kv_session *session, uint64_t sequenc
 void kv_sequence_bury(struct kv_sequence *sequence);
 /* Recycles a zombie that has no blocks and that no item names. */
 void kv_sequence_recycle(struct kv_sequence *sequence);
-uint32_t kv_sequence_n_blocks(const struct kv_sequence *sequence);
+uint32_t kv_sequence_n_blocks(const struct kv_sequence *sequence); /* that its tables own */
 uint32_t kv_sequence_n_chunks(const struct kv_sequence *sequence);
 /* Entries that each group's table needs for the planned lengths. */
-void kv_sequence_blocks_needed(const struct kv_sequence *sequence, uint32_t n_blocks[KV_GROUPS_MAX]);
+void kv_sequence_blocks_needed(const struct kv_sequence *sequence, uint32_t n_blocks[KV_TABLES_MAX]);
+
+/* sequence_window.c: what windows leave behind */
+/* Committed rows of the layer that are not gone. */
+uint32_t kv_sequence_n_held(const struct kv_sequence *sequence, uint32_t layer);
+/* Takes what no window reaches from now on off the sums, and gives its blocks back. For live ones. */
+void kv_sequence_move_windows(struct kv_sequence *sequence);
+/* May tokens [first, end) of the layer be read, as far as planned lengths can tell? OK or WINDOW_GONE. */
+KV_MUST_CHECK enum kv_status kv_sequence_check_reach(
+	const struct kv_sequence *sequence, uint32_t layer, uint32_t first, uint32_t end);
+/* May the sequence be cut to `length`? OK or WINDOW_GONE. */
+KV_MUST_CHECK enum kv_status kv_sequence_check_cut(const struct kv_sequence *sequence, uint32_t length);
+/* It was cut to `length`: gone is what was gone before, unless all that is left is before it. */
+void kv_sequence_cut_windows(struct kv_sequence *sequence, uint32_t length);
 
 /* sequence_tree.c: a treap per session, so that listing in order of ids costs what it lists. */
 void kv_sequence_tree_insert(struct kv_sequence **root, struct kv_sequence *sequence);

@@ -13,7 +13,7 @@ static uint64_t session_tokens_bytes(const struct kv_domain *domain, uint32_t n_
 /* Accepts half-built pools. */
 static void pool_destroy(struct kv_pool *pool)
 {
-	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
+	for (uint32_t g = 0; g < KV_TABLES_MAX; g++)
 		kv_block_pool_finish(&pool->blocks[g]);
 	kv_table_arena_finish(&pool->tables);
 	/* Not the spec's n_layers: the caller may have taken the spec back. */
@@ -26,8 +26,9 @@ static void pool_destroy(struct kv_pool *pool)
 }
 
 /*
- * Chunks of all tables: one that is not full for every table, and the full ones of as many table entries as
- * there would be if every block had KV_TABLE_OWNERS owners. Only those in use are resident.
+ * Chunks of all tables: those that are not full, one for every table and three where it may have a gap, which
+ * begins and ends in one; and the full ones of as many table entries as there would be if every block had
+ * KV_TABLE_OWNERS owners. Only those in use are resident.
  */
 #define KV_TABLE_OWNERS 8u
 
@@ -35,11 +36,12 @@ static uint32_t chunks_max(const struct kv_pool_spec *spec, uint32_t sequences_m
 {
 	uint64_t n_blocks = 0;
 
-	for (uint32_t g = 0; g < spec->n_groups; g++)
+	for (uint32_t g = 0; g < spec->n_tables; g++)
 		n_blocks += spec->n_blocks[g];
 
-	const uint64_t n_chunks =
-		n_blocks / KV_CHUNK_ENTRIES * KV_TABLE_OWNERS + (uint64_t)sequences_max * spec->n_groups;
+	const uint32_t n_partial = kv_pool_spec_has_windows(spec) ? 3 : 1;
+	const uint64_t n_chunks = n_blocks / KV_CHUNK_ENTRIES * KV_TABLE_OWNERS +
+		(uint64_t)sequences_max * spec->n_tables * n_partial;
 
 	return n_chunks < UINT32_MAX ? (uint32_t)n_chunks : UINT32_MAX - 1;
 }
@@ -50,7 +52,7 @@ static enum kv_status take_memory(struct kv_pool *pool, struct kv_error *err)
 	const uint32_t sequences_max = pool->domain->limits.sequences_max;
 	enum kv_status status;
 
-	for (uint32_t g = 0; g < spec->n_groups; g++) {
+	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		status = kv_block_pool_init(&pool->blocks[g], spec->n_blocks[g], err);
 		if (status != KV_OK)
 			return status;
@@ -130,7 +132,7 @@ enum kv_status kv_domain_pool_check_remove(const struct kv_pool *pool, struct kv
 	if (pool->n_zombies > 0 || !kv_list_is_empty(&pool->closing))
 		return kv_fail(
 			err, KV_BUSY_RETRY, "pool \"%s\": closed sessions are still being taken apart", name);
-	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+	for (uint32_t g = 0; g < pool->spec->n_tables; g++) {
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
 
 		if (counts->n_free != counts->n_total)

@@ -10,6 +10,7 @@
 
 #include <string.h>
 
+#include "core/attention.h"
 #include "core/checked.h"
 #include "core/format.h"
 
@@ -124,8 +125,10 @@ static void visit_decode(
 	const struct kv_pool_spec *spec = plan->pool->spec;
 	const uint32_t n_table = kv_div_up_u32(op->n_tokens_seen, spec->block_size);
 
-	for (uint32_t i = 0; i < n_table; i++)
-		visitor->visit(visitor, spec->layers[op->layer].group_idx, op->table[i]);
+	for (uint32_t i = 0; i < n_table; i++) {
+		if (op->table[i] != KV_BLOCK_NONE)
+			visitor->visit(visitor, spec->layers[op->layer].group_idx, op->table[i]);
+	}
 }
 
 void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor)
@@ -323,32 +326,53 @@ static uint32_t narrower_window(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
+/*
+ * Block table of a decode: entries of tokens that some row sees, KV_BLOCK_NONE elsewhere. The first row sees
+ * the earliest tokens.
+ */
+static const uint32_t *add_table(
+	struct kv_plan *plan, const struct kv_item *item, const struct kv_layer_spec *layer, uint32_t window)
+{
+	const struct kv_pool *pool = plan->pool;
+	const uint32_t block_size = pool->spec->block_size;
+	const uint32_t n_table = kv_div_up_u32(item->seen, block_size);
+	const struct kv_attention_range range =
+		kv_attention_range(item->seen, item->q_len, 0, window, layer->sink_tokens);
+	const uint32_t first = range.lo / block_size, n_sinks = kv_div_up_u32(range.first_hi, block_size);
+	const struct kv_block_table *from = &item->sequence->tables[layer->group_idx];
+	uint32_t *table = take_part(plan, n_table, sizeof(table[0]));
+
+	for (uint32_t i = 0; i < first; i++)
+		table[i] = KV_BLOCK_NONE;
+	kv_block_table_copy(from, &pool->tables, 0, n_sinks < first ? n_sinks : first, table);
+	kv_block_table_copy(from, &pool->tables, first, n_table - first, table + first);
+	return table;
+}
+
 static void add_decode(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
 	uint32_t result_idx)
 {
 	const struct kv_pool *pool = plan->pool;
 	const struct kv_pool_spec *spec = pool->spec;
 	const struct kv_layer_spec *layer = &spec->layers[frame->layer_first];
-	const uint32_t n_table = kv_div_up_u32(item->seen, spec->block_size);
+	const uint32_t window = narrower_window(layer->window, frame->window);
 	const uint64_t q_row_bytes =
 		(uint64_t)kv_dtype_bytes((enum kv_dtype)frame->q_dtype) * spec->q_heads * spec->k_head_dim;
 	const uint64_t out_row_bytes =
 		(uint64_t)kv_dtype_bytes((enum kv_dtype)frame->out_dtype) * spec->q_heads * spec->v_head_dim;
-	uint32_t *table = take_part(plan, n_table, sizeof(table[0]));
 	struct kv_decode_op *op = &plan->batch.decodes[plan->batch.n_decodes++];
 
-	kv_block_table_copy(&item->sequence->tables[layer->group_idx], &pool->tables, 0, n_table, table);
 	*op = (struct kv_decode_op){
 		.result_idx = result_idx,
 		.layer = frame->layer_first,
 		.q_len = item->q_len,
 		.n_tokens_seen = item->seen,
-		.window = narrower_window(layer->window, frame->window),
+		.window = window,
 		.scale = frame->scale > 0 ? frame->scale : layer->scale,
 		.q_dtype = frame->q_dtype,
 		.out_dtype = frame->out_dtype,
 		.flags = frame->decode_flags,
-		.table = table,
+		.table = add_table(plan, item, layer, window),
 		.q = frame->q + item->q_first * q_row_bytes,
 		.out = frame->out + item->q_first * out_row_bytes,
 		.lse = frame->lse ? frame->lse + (uint64_t)item->q_first * spec->q_heads : NULL,

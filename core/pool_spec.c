@@ -9,8 +9,6 @@
 #include "core/memory.h"
 #include "core/pool_spec_internal.h"
 
-#define GROUP_NONE UINT32_MAX
-
 static const struct kv_pool_member members[] = {
 	{ "name", KV_MEMBER_TEXT },
 	{ "model", KV_MEMBER_TEXT },
@@ -33,6 +31,8 @@ static const struct kv_pool_member members[] = {
 	{ "sinks", KV_MEMBER_LIST },
 	{ "alibi", KV_MEMBER_LIST },
 	{ "groups", KV_MEMBER_LIST },
+	{ "exact_tokens", KV_MEMBER_INTEGER },
+	{ "exact_blocks", KV_MEMBER_INTEGER },
 	{ "preset", KV_MEMBER_TEXT },
 	{ "exact_layers", KV_MEMBER_INTEGER },
 	{ "rotation", KV_MEMBER_TEXT },
@@ -146,32 +146,6 @@ static enum kv_status read_heads(const struct kv_spec_reader *reader, struct kv_
 	return kv_spec_refuse(reader, "q_heads", json_object_get(reader->json, "q_heads"), expected);
 }
 
-static enum kv_status read_blocks(const struct kv_spec_reader *reader, struct kv_pool_spec *spec)
-{
-	const json_t *block_size = json_object_get(reader->json, "block_size");
-	const json_int_t size = json_integer_value(block_size); /* 0 for anything else */
-	uint32_t n_blocks = 0;
-
-	if (size != 16 && size != 32 && size != 64)
-		return kv_spec_refuse(reader, "block_size", block_size, "16, 32 or 64");
-	spec->block_size = (uint32_t)size;
-
-	enum kv_status status = kv_spec_read_u32(reader, "blocks", 1, KV_BLOCKS_MAX, &n_blocks);
-
-	if (status != KV_OK)
-		return status;
-	for (uint32_t g = 0; g < spec->n_groups; g++)
-		spec->n_blocks[g] = n_blocks;
-
-	const uint64_t n_slots = (uint64_t)n_blocks * spec->block_size;
-	const uint32_t bound = n_slots < KV_TOKENS_MAX ? (uint32_t)n_slots : KV_TOKENS_MAX;
-
-	spec->tokens_max = bound;
-	if (kv_spec_has(reader, "tokens_max"))
-		status = kv_spec_read_u32(reader, "tokens_max", 1, bound, &spec->tokens_max);
-	return status;
-}
-
 static enum kv_status read_model(const struct kv_spec_reader *reader, const char **model)
 {
 	const json_t *value = json_object_get(reader->json, "model");
@@ -184,77 +158,6 @@ static enum kv_status read_model(const struct kv_spec_reader *reader, const char
 		return kv_spec_refuse(reader, "model", value, "a text of at most 256 bytes");
 	*model = json_string_value(value);
 	return KV_OK;
-}
-
-/* ---- groups ---- */
-
-/* One group's layers get `given`, its place in the JSON. */
-static enum kv_status read_group(
-	const struct kv_spec_reader *reader, struct kv_made_spec *made, const json_t *list, uint32_t given)
-{
-	const size_t n = json_array_size(list);
-	char member[48];
-
-	snprintf(member, sizeof(member), "groups[%u]", given);
-	if (!json_is_array(list) || n == 0)
-		return kv_spec_refuse(reader, member, list, "an array with at least one layer number");
-	for (size_t i = 0; i < n; i++) {
-		const json_t *value = json_array_get(list, i);
-		const json_int_t layer = json_integer_value(value);
-		char expected[64];
-
-		snprintf(member, sizeof(member), "groups[%u][%zu]", given, i);
-		snprintf(expected, sizeof(expected), "a layer number from 0 to %u", made->base.n_layers - 1);
-		if (!json_is_integer(value) || layer < 0 || layer >= made->base.n_layers)
-			return kv_spec_refuse(reader, member, value, expected);
-		if (made->layers[layer].group_idx != GROUP_NONE)
-			return kv_spec_refuse(reader, member, value, "every layer once");
-		made->layers[layer].group_idx = given;
-	}
-	return KV_OK;
-}
-
-/* Groups are numbered in the order of their first layers, whatever the order in the JSON. */
-static enum kv_status number_groups(const struct kv_spec_reader *reader, struct kv_made_spec *made)
-{
-	uint32_t number_of[KV_GROUPS_MAX];
-	uint32_t n_numbered = 0;
-
-	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
-		number_of[g] = GROUP_NONE;
-	for (uint32_t l = 0; l < made->base.n_layers; l++) {
-		const uint32_t given = made->layers[l].group_idx;
-
-		if (given == GROUP_NONE)
-			return kv_fail(reader->err, KV_BAD_CONFIG,
-				"pool \"%s\": groups: layer %u is in none, expected every layer once",
-				reader->pool, l);
-		if (number_of[given] == GROUP_NONE)
-			number_of[given] = n_numbered++;
-		made->layers[l].group_idx = number_of[given];
-	}
-	return KV_OK;
-}
-
-static enum kv_status read_groups(const struct kv_spec_reader *reader, struct kv_made_spec *made)
-{
-	const json_t *value = json_object_get(reader->json, "groups");
-
-	made->base.n_groups = made->base.n_tables = 1;
-	if (!value)
-		return KV_OK; /* all layers in group 0 */
-	if (!json_is_array(value) || json_array_size(value) < 1 || json_array_size(value) > KV_GROUPS_MAX)
-		return kv_spec_refuse(reader, "groups", value, "an array of 1 to 8 arrays of layer numbers");
-	made->base.n_groups = made->base.n_tables = (uint32_t)json_array_size(value);
-	for (uint32_t l = 0; l < made->base.n_layers; l++)
-		made->layers[l].group_idx = GROUP_NONE;
-	for (uint32_t g = 0; g < made->base.n_groups; g++) {
-		const enum kv_status status = read_group(reader, made, json_array_get(value, g), g);
-
-		if (status != KV_OK)
-			return status;
-	}
-	return number_groups(reader, made);
 }
 
 /* ---- the whole ---- */
@@ -270,6 +173,9 @@ static enum kv_status fill_layers(const struct kv_spec_reader *reader, struct kv
 		spec->token_bytes[layer->group_idx] +=
 			(uint64_t)spec->kv_heads * (layer->k->row_bytes + layer->v->row_bytes);
 	}
+	if (spec->exact_tokens > 0)
+		spec->token_bytes[spec->n_groups] = (uint64_t)spec->n_layers * spec->kv_heads *
+			(spec->exact_k->row_bytes + spec->exact_v->row_bytes);
 	/* Everything that counts bytes of the pool relies on this. */
 	if (!kv_pool_spec_page_bytes(spec, &page_bytes) || page_bytes > INT64_MAX)
 		return kv_spec_refuse(reader, "blocks", json_object_get(reader->json, "blocks"),
@@ -298,17 +204,19 @@ static enum kv_status read_spec(struct kv_spec_reader *reader, struct kv_made_sp
 		return kv_fail(
 			reader->err, KV_NO_MEMORY, "pool \"%s\": %u layers", reader->pool, spec->n_layers);
 	spec->layers = made->layers;
-	status = read_groups(reader, made);
+	status = kv_spec_read_attention(reader, made);
 	if (status == KV_OK)
-		status = read_blocks(reader, spec);
+		status = kv_spec_read_groups(reader, made);
 	if (status == KV_OK)
-		status = kv_spec_read_attention(reader, made);
+		status = kv_spec_read_blocks(reader, made);
 	if (status == KV_OK)
 		status = read_model(reader, &model);
 	if (status == KV_OK)
 		status = kv_spec_read_formats(reader, made);
 	if (status == KV_OK)
 		status = kv_spec_make_codecs(reader, made);
+	if (status == KV_OK)
+		status = kv_spec_make_exact(reader, made);
 	if (status == KV_OK)
 		status = fill_layers(reader, made);
 	if (status == KV_OK)
@@ -370,6 +278,8 @@ void kv_pool_spec_destroy(struct kv_pool_spec *spec)
 		kv_free((void *)made->layers[l].k_heads);
 		kv_free((void *)made->layers[l].v_heads);
 	}
+	kv_row_codec_destroy((struct kv_row_codec *)spec->exact_k);
+	kv_row_codec_destroy((struct kv_row_codec *)spec->exact_v);
 	kv_free(made->codecs);
 	kv_free(made->rotations);
 	kv_free(made->k_center);
@@ -384,7 +294,7 @@ bool kv_pool_spec_page_bytes(const struct kv_pool_spec *spec, uint64_t *n_bytes)
 {
 	uint64_t sum = 0;
 
-	for (uint32_t g = 0; g < spec->n_groups; g++) {
+	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		uint64_t group_bytes;
 
 		if (!kv_mul_u64(spec->token_bytes[g], spec->block_size, &group_bytes) ||

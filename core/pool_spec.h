@@ -26,6 +26,7 @@
 #define KV_HEADS_MAX           1024u
 #define KV_HEAD_DIM_MAX        256u
 #define KV_BLOCKS_MAX          (1u << 30)
+#define KV_Q_LEN_MAX           16u        /* query rows of one decode */
 #define KV_BLOCK_NONE          UINT32_MAX /* entry of a block table whose block was freed */
 /* A reply of POOL_INFO holds it; pools of hundreds of layers with a format each may come near. */
 #define KV_POOL_JSON_BYTES_MAX 32000u
@@ -87,7 +88,7 @@ struct kv_pool_spec {
 	 */
 	uint32_t n_tables;
 	uint32_t n_blocks[KV_TABLES_MAX]; /* per kind */
-	uint32_t tokens_max; /* per sequence; at most block_size * n_blocks of the smallest group */
+	uint32_t tokens_max; /* per sequence; at most what the smallest group without a window holds */
 	const struct kv_layer_spec *layers; /* [n_layers] */
 	bool has_k_center;                  /* some layer has one: all have */
 	bool has_head_codecs;               /* some layer has k_heads or v_heads */
@@ -96,6 +97,11 @@ struct kv_pool_spec {
 	uint64_t fingerprint;
 	const char *canonical_json; /* zero-terminated */
 	uint32_t canonical_json_bytes;
+	/*
+	 * What windows still reach, per group: the widest window of its layers, 0 where one has none, and the
+	 * blocks at the beginning that stay for the sake of sink_tokens.
+	 */
+	uint32_t group_window[KV_GROUPS_MAX], group_sink_blocks[KV_GROUPS_MAX];
 	/* Row bytes of one token, summed over kv_heads and over the layers of a kind of blocks, K and V. */
 	uint64_t token_bytes[KV_TABLES_MAX];
 	/*
@@ -109,12 +115,17 @@ struct kv_pool_spec {
 /*
  * JSON members. Unknown ones are refused, and so is an option that none of the pool's formats takes.
  *
- *	name, layers, q_heads, kv_heads, block_size, blocks
+ *	name, layers, q_heads, kv_heads, block_size
+ *	blocks                      per group: one number for all groups, or an array with one each
  *	head_dim                    or k_head_dim and v_head_dim
  *	k, v                        the name of a row format, or an array with one name per layer
  *	preset                      in place of k and v: a name of core/preset.h
  *	exact_layers    0           the first and the last n layers are bf16, K and V; not beside an array
- *	model, tokens_max, groups
+ *	model, tokens_max
+ *	groups                      which layers share blocks (default: those with the same window)
+ *	exact_tokens    0           newest tokens of a sequence that are kept as bf16, too
+ *	exact_blocks                their ring blocks, exact_tokens / block_size per sequence; a sequence that
+ *	                            finds none has no exact tokens (default: a sixteenth of the first group's)
  *	scale                       of the softmax, above 0 (default 1/sqrt(k_head_dim))
  *	window          0           tokens that a query sees, its own included; 0: all
  *	sink_tokens     0           that many first tokens of a sequence stay in the window; not without one
@@ -157,6 +168,22 @@ void kv_pool_spec_destroy(struct kv_pool_spec *spec);
  * result.
  */
 KV_MUST_CHECK enum kv_status kv_pool_spec_parse_short(const char *text, json_t **out, struct kv_error *err);
+
+/*
+ * Blocks before the returned one are reached by no window of the group's layers, for no request that may come
+ * at this length or above, except the group's sink blocks. 0: all are reached.
+ */
+uint32_t kv_pool_spec_gone(const struct kv_pool_spec *spec, uint32_t group_idx, uint32_t length);
+
+/* Some group gives blocks back. */
+static inline bool kv_pool_spec_has_windows(const struct kv_pool_spec *spec)
+{
+	uint32_t greatest = 0;
+
+	for (uint32_t g = 0; g < spec->n_groups; g++)
+		greatest |= spec->group_window[g];
+	return greatest != 0;
+}
 
 /* Name of the K or V format, "mixed" where layers differ. */
 const char *kv_pool_spec_format_name(const struct kv_pool_spec *spec, bool is_v);

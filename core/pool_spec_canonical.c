@@ -366,6 +366,7 @@ static bool fill_attention(json_t *json, const struct kv_pool_spec *spec)
 		has_sink_tokens = has_sink_tokens || spec->layers[l].sink_tokens > 0;
 	}
 	return set(json, "scale", layers_json(spec, scale_json)) &&
+		(spec->exact_tokens == 0 || set(json, "exact_tokens", json_integer(spec->exact_tokens))) &&
 		(!has_softcap || set(json, "softcap", layers_json(spec, softcap_json))) &&
 		(!has_window || set(json, "window", layers_json(spec, window_json))) &&
 		(!has_sink_tokens || set(json, "sink_tokens", layers_json(spec, sink_tokens_json))) &&

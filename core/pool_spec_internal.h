@@ -4,9 +4,9 @@
  *
  * pool_spec.c reads geometry and puts the whole together, pool_spec_read.c words refusals, pool_spec_data.c
  * reads what comes as many numbers or as a file, pool_spec_formats.c reads formats and options,
- * pool_spec_attention.c what attention is asked for on each layer,
- * pool_spec_codecs.c makes rotations and codecs, pool_spec_canonical.c writes the canonical text,
- * pool_spec_short.c reads the short form.
+ * pool_spec_attention.c what attention is asked for on each layer, pool_spec_groups.c groups, blocks and the
+ * exact window, pool_spec_codecs.c makes rotations and codecs, pool_spec_canonical.c writes the canonical
+ * text, pool_spec_short.c reads the short form.
  */
 #ifndef CORE_POOL_SPEC_INTERNAL_H
 #define CORE_POOL_SPEC_INTERNAL_H
@@ -124,6 +124,17 @@ KV_MUST_CHECK enum kv_status kv_spec_read_formats(
 	const struct kv_spec_reader *reader, struct kv_made_spec *made);
 /* Those of the pool's options that the format takes; `like` and channels are the caller's. */
 struct kv_format_options kv_spec_options_for(const struct kv_made_spec *made, const struct kv_format *format);
+
+/* ---- pool_spec_groups.c: attention is read ---- */
+
+KV_MUST_CHECK enum kv_status kv_spec_read_groups(
+	const struct kv_spec_reader *reader, struct kv_made_spec *made);
+/* block_size, blocks, tokens_max, exact_tokens, exact_blocks. */
+KV_MUST_CHECK enum kv_status kv_spec_read_blocks(
+	const struct kv_spec_reader *reader, struct kv_made_spec *made);
+/* Codecs of the exact window's rows, where the pool has one. */
+KV_MUST_CHECK enum kv_status kv_spec_make_exact(
+	const struct kv_spec_reader *reader, struct kv_made_spec *made);
 
 /* ---- pool_spec_codecs.c ---- */
 

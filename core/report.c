@@ -38,7 +38,7 @@ void kv_report_pool(const struct kv_pool *pool, struct kv_memory_report *out)
 	for (uint32_t l = 0; l < spec->n_layers; l++)
 		add_rows(out, spec, l, pool->layer_tokens[l]);
 	sum_up(out);
-	for (uint32_t g = 0; g < spec->n_groups; g++) {
+	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
 		const uint64_t block_bytes = kv_block_bytes(spec, g);
 
@@ -78,7 +78,7 @@ void kv_report_sequence(const struct kv_sequence *sequence, struct kv_memory_rep
 	kv_sequence_lengths(sequence, &length_min, &length_max);
 	*out = (struct kv_memory_report){ .n_tokens = length_min };
 	for (uint32_t l = 0; l < spec->n_layers; l++)
-		add_rows(out, spec, l, sequence->committed[l]);
+		add_rows(out, spec, l, kv_sequence_n_held(sequence, l));
 	sum_up(out);
 	out->tables_bytes = (uint64_t)kv_sequence_n_chunks(sequence) * sizeof(struct kv_table_chunk);
 }

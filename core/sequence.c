@@ -59,6 +59,9 @@ static enum kv_status check_group(const struct kv_session *session, const struct
 	const struct kv_block_counts *counts = &session->pool->blocks[g].counts;
 	const uint32_t n_own = session->n_blocks_reserved[g];
 
+	/* Cut to its beginning a moment ago: blocks behind a gap are still to be given back. */
+	if (kv_block_table_has_gap(table) && sequence->n_gone[g] == 0)
+		return KV_BUSY_RETRY;
 	if (need->entry_end > table->n_blocks)
 		need->n_blocks[g] = need->entry_end - table->n_blocks;
 	if (need->entry_first < table->n_blocks) {
@@ -192,6 +195,19 @@ static enum kv_status check_append(struct kv_session *session, struct kv_item *i
 	return check_blocks(session, sequence, layers, item->position, item->seen, need);
 }
 
+/* The rows that the first query row sees are the earliest ones. */
+static enum kv_status check_windows(
+	const struct kv_item *item, const struct kv_sequence *sequence, uint32_t layer)
+{
+	const uint32_t own = sequence->pool->spec->layers[layer].window;
+	const uint32_t window = item->window != 0 && (own == 0 || item->window < own) ? item->window : own;
+	const uint64_t end = (uint64_t)item->seen + 1;
+	const uint32_t first_end = end > item->q_len ? (uint32_t)(end - item->q_len) : 0;
+
+	return kv_sequence_check_reach(
+		sequence, layer, window != 0 && first_end > window ? first_end - window : 0, item->seen);
+}
+
 static enum kv_status check_seen(struct kv_item *item, const struct kv_sequence *sequence, uint32_t layer)
 {
 	if (!sequence)
@@ -219,6 +235,12 @@ static enum kv_status check_read(
 			return refuse_position(item, l, planned);
 	}
 	item->seen = item->position + item->n_tokens;
+	for (uint32_t l = layers.first; l < layers.end; l++) {
+		if (kv_sequence_check_reach(sequence, l, item->position, item->seen) == KV_OK)
+			continue;
+		item->layer = (uint16_t)l;
+		return KV_WINDOW_GONE;
+	}
 	return KV_OK;
 }
 
@@ -251,6 +273,8 @@ static enum kv_status check_item(struct kv_session *session, struct kv_item *ite
 	}
 	if (status == KV_OK && is_decode(item))
 		status = check_q_len(item);
+	if (status == KV_OK && is_decode(item) && sequence)
+		status = check_windows(item, sequence, layers.first);
 	return status;
 }
 
@@ -326,6 +350,7 @@ static void commit(const struct kv_item *item, struct layers layers)
 	}
 	slot->n_tokens_committed += n_gained;
 	pool->n_tokens_committed += n_gained;
+	kv_sequence_move_windows(sequence);
 }
 
 static void fall_back(struct kv_sequence *sequence)
@@ -414,11 +439,15 @@ static void shorten(struct kv_sequence *sequence, uint32_t length)
 	const uint32_t n_lost = least > length ? least - length : 0;
 
 	for (uint32_t l = 0; l < n_layers; l++) {
-		if (sequence->committed[l] <= length)
-			continue;
-		slot->layer_tokens[l] -= sequence->committed[l] - length;
-		pool->layer_tokens[l] -= sequence->committed[l] - length;
-		sequence->committed[l] = length;
+		slot->layer_tokens[l] -= kv_sequence_n_held(sequence, l);
+		pool->layer_tokens[l] -= kv_sequence_n_held(sequence, l);
+		if (sequence->committed[l] > length)
+			sequence->committed[l] = length;
+	}
+	kv_sequence_cut_windows(sequence, length);
+	for (uint32_t l = 0; l < n_layers; l++) {
+		slot->layer_tokens[l] += kv_sequence_n_held(sequence, l);
+		pool->layer_tokens[l] += kv_sequence_n_held(sequence, l);
 	}
 	slot->n_tokens_committed -= n_lost;
 	pool->n_tokens_committed -= n_lost;
@@ -431,6 +460,11 @@ enum kv_status kv_sequence_truncate(struct kv_session *session, uint64_t sequenc
 	if (!sequence)
 		return KV_NOT_FOUND;
 	KV_ASSERT(sequence->n_items == 0);
+
+	const enum kv_status status = kv_sequence_check_cut(sequence, length);
+
+	if (status != KV_OK)
+		return status;
 	shorten(sequence, length);
 	for (uint32_t l = 0; l < session->pool->spec->n_layers; l++)
 		sequence->planned[l] = sequence->committed[l];

@@ -1,21 +1,21 @@
 /*
  * Giving blocks back in bounded steps.
  *
- * Three kinds of work wait in lists of a pool: sequences whose tables are longer than their lengths need,
- * zombies, and closed sessions whose sequences are no zombies yet. One unit of work is one block given back
- * or one object looked at.
+ * Three kinds of work wait in lists of a pool: sequences whose tables have blocks that their lengths do not
+ * need or that no window reaches, zombies, and closed sessions whose sequences are no zombies yet. One unit
+ * of work is one block given back or one object looked at.
  */
 #include "core/domain_internal.h"
 
-/* Cuts up to n_max entries beyond what is needed; true when nothing is left to cut. */
+/* Cuts up to n_max blocks beyond what is needed; true when nothing is left to cut. */
 static bool cut_tables(
-	struct kv_sequence *sequence, const uint32_t n_needed[KV_GROUPS_MAX], uint32_t n_max, uint32_t *n_cut)
+	struct kv_sequence *sequence, const uint32_t n_needed[KV_TABLES_MAX], uint32_t n_max, uint32_t *n_cut)
 {
 	struct kv_pool *pool = sequence->pool;
 	bool is_done = true;
 
 	*n_cut = 0;
-	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+	for (uint32_t g = 0; g < pool->spec->n_tables; g++) {
 		struct kv_block_table *table = &sequence->tables[g];
 
 		*n_cut += kv_block_table_shrink(
@@ -25,22 +25,43 @@ static bool cut_tables(
 	return is_done;
 }
 
+/* The same for blocks that no window reaches. */
+static bool open_gaps(struct kv_sequence *sequence, uint32_t n_max, uint32_t *n_freed)
+{
+	struct kv_pool *pool = sequence->pool;
+	const struct kv_pool_spec *spec = pool->spec;
+	bool is_done = true;
+
+	*n_freed = 0;
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		struct kv_block_table *table = &sequence->tables[g];
+
+		if (sequence->n_gone[g] == 0)
+			continue;
+		*n_freed += kv_block_table_open_gap(table, &pool->tables, &pool->blocks[g],
+			spec->group_sink_blocks[g], sequence->n_gone[g], n_max - *n_freed);
+		is_done = is_done && table->gap_end >= sequence->n_gone[g];
+	}
+	return is_done;
+}
+
 /* Cuts a live sequence, keeping its session's sum of chunks and the list of those that wait. */
 static uint32_t cut_live(struct kv_sequence *sequence, uint32_t n_max)
 {
 	struct kv_session_slot *slot = kv_slot_of(sequence->session);
 	const uint32_t n_chunks = kv_sequence_n_chunks(sequence);
-	uint32_t n_needed[KV_GROUPS_MAX], n_cut;
+	uint32_t n_needed[KV_TABLES_MAX], n_cut, n_freed;
 
 	kv_sequence_blocks_needed(sequence, n_needed);
 
-	const bool is_done = cut_tables(sequence, n_needed, n_max, &n_cut);
+	const bool is_cut = cut_tables(sequence, n_needed, n_max, &n_cut);
+	const bool is_done = open_gaps(sequence, n_max - n_cut, &n_freed) && is_cut;
 
 	slot->n_chunks -= n_chunks - kv_sequence_n_chunks(sequence);
 	kv_list_remove(&sequence->in_surplus);
 	if (!is_done)
 		kv_list_push_back(&sequence->pool->surplus, &sequence->in_surplus);
-	return n_cut;
+	return n_cut + n_freed;
 }
 
 void kv_sequence_fit_tables(struct kv_sequence *sequence)
@@ -53,7 +74,7 @@ void kv_sequence_fit_tables(struct kv_sequence *sequence)
 /* Takes a zombie apart; what is left of it waits for its items. */
 static uint32_t release_zombie(struct kv_sequence *sequence, uint32_t n_max)
 {
-	static const uint32_t n_needed[KV_GROUPS_MAX];
+	static const uint32_t n_needed[KV_TABLES_MAX];
 	struct kv_pool *pool = sequence->pool;
 	uint32_t n_cut;
 

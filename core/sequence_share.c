@@ -101,12 +101,20 @@ void kv_sequence_unshare(struct kv_sequence *sequence, uint32_t group_idx, uint3
 
 /* ---- FORK ---- */
 
+/* What is gone of a copy that ends at `length`: as with the parent, unless it ends before. */
+static uint32_t gone_at(const struct kv_sequence *parent, uint32_t group_idx, uint32_t length)
+{
+	const uint64_t gone_end = (uint64_t)parent->n_gone[group_idx] * parent->pool->spec->block_size;
+
+	return length > gone_end ? parent->n_gone[group_idx] : 0;
+}
+
 static enum kv_status check_fork(struct kv_session *session, uint64_t child_id,
 	const struct kv_sequence *parent, uint32_t length, uint32_t *expected)
 {
 	const struct kv_pool *pool = session->pool;
 	const uint32_t n_blocks = kv_div_up_u32(length, pool->spec->block_size);
-	const uint64_t n_chunks = (uint64_t)kv_div_up_u32(n_blocks, KV_CHUNK_ENTRIES) * pool->spec->n_groups;
+	uint64_t n_chunks = 0;
 	const uint32_t planned = kv_least_length(parent->planned, 0, pool->spec->n_layers);
 
 	if (kv_sequence_find(session, child_id))
@@ -116,10 +124,15 @@ static enum kv_status check_fork(struct kv_session *session, uint64_t child_id,
 		return KV_POSITION;
 	}
 
-	const enum kv_status status = kv_sequence_check_new(session);
+	enum kv_status status = kv_sequence_check_cut(parent, length);
 
+	if (status == KV_OK)
+		status = kv_sequence_check_new(session);
 	if (status != KV_OK)
 		return status;
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
+		n_chunks += kv_block_table_chunks_shared(
+			pool->spec->group_sink_blocks[g], gone_at(parent, g, length), n_blocks);
 	if (n_chunks > pool->tables.n_chunks_max - pool->tables.n_chunks_used)
 		return KV_LIMIT;
 	return pool->domain->n_forked < KV_FORK_ENTRIES_MAX ? KV_OK : KV_BUSY_RETRY;
@@ -134,16 +147,15 @@ static void inherit(struct kv_sequence *child, const struct kv_sequence *parent,
 	const uint32_t n_blocks = kv_div_up_u32(length, spec->block_size);
 
 	for (uint32_t g = 0; g < spec->n_groups; g++) {
-		const enum kv_status status = kv_block_table_share(
-			&child->tables[g], &parent->tables[g], &pool->tables, &pool->blocks[g], n_blocks);
-
-		KV_ASSERT(status == KV_OK);
-		pool->domain->n_forked += n_blocks;
+		child->n_gone[g] = gone_at(parent, g, length);
+		kv_block_table_share(&child->tables[g], &parent->tables[g], &pool->tables, &pool->blocks[g],
+			spec->group_sink_blocks[g], child->n_gone[g], n_blocks);
+		pool->domain->n_forked += kv_block_table_n_owned(&child->tables[g]);
 	}
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		child->planned[l] = child->committed[l] = length;
-		slot->layer_tokens[l] += length;
-		pool->layer_tokens[l] += length;
+		slot->layer_tokens[l] += kv_sequence_n_held(child, l);
+		pool->layer_tokens[l] += kv_sequence_n_held(child, l);
 	}
 	slot->n_tokens_committed += length;
 	pool->n_tokens_committed += length;

@@ -150,8 +150,8 @@ uint32_t kv_sequence_n_blocks(const struct kv_sequence *sequence)
 {
 	uint32_t n_blocks = 0;
 
-	for (uint32_t g = 0; g < sequence->pool->spec->n_groups; g++)
-		n_blocks += sequence->tables[g].n_blocks;
+	for (uint32_t g = 0; g < sequence->pool->spec->n_tables; g++)
+		n_blocks += kv_block_table_n_owned(&sequence->tables[g]);
 	return n_blocks;
 }
 
@@ -159,16 +159,16 @@ uint32_t kv_sequence_n_chunks(const struct kv_sequence *sequence)
 {
 	uint32_t n_chunks = 0;
 
-	for (uint32_t g = 0; g < sequence->pool->spec->n_groups; g++)
+	for (uint32_t g = 0; g < sequence->pool->spec->n_tables; g++)
 		n_chunks += kv_block_table_n_chunks(&sequence->tables[g]);
 	return n_chunks;
 }
 
-void kv_sequence_blocks_needed(const struct kv_sequence *sequence, uint32_t n_blocks[KV_GROUPS_MAX])
+void kv_sequence_blocks_needed(const struct kv_sequence *sequence, uint32_t n_blocks[KV_TABLES_MAX])
 {
 	const struct kv_pool_spec *spec = sequence->pool->spec;
 
-	memset(n_blocks, 0, KV_GROUPS_MAX * sizeof(n_blocks[0]));
+	memset(n_blocks, 0, KV_TABLES_MAX * sizeof(n_blocks[0]));
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		const uint32_t n_needed = kv_div_up_u32(sequence->planned[l], spec->block_size);
 		uint32_t *n = &n_blocks[spec->layers[l].group_idx];

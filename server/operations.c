@@ -261,10 +261,10 @@ void srv_op_close(struct srv_conn *conn, struct kv_session *session)
 
 /* ---- sequences ---- */
 
-static uint32_t count_shared(const struct kv_sequence *sequence)
+static uint32_t count_shared_in(const struct kv_sequence *sequence, uint32_t g)
 {
 	const struct kv_pool *pool = sequence->pool;
-	const struct kv_block_table *table = &sequence->tables[0];
+	const struct kv_block_table *table = &sequence->tables[g];
 	uint32_t blocks[KV_CHUNK_ENTRIES], n_shared = 0;
 
 	for (uint32_t first = 0; first < table->n_blocks; first += KV_CHUNK_ENTRIES) {
@@ -273,9 +273,23 @@ static uint32_t count_shared(const struct kv_sequence *sequence)
 
 		kv_block_table_copy(table, &pool->tables, first, n, blocks);
 		for (uint32_t i = 0; i < n; i++)
-			n_shared += pool->blocks[0].owners[blocks[i]] > 1;
+			n_shared += blocks[i] != KV_BLOCK_NONE && pool->blocks[g].owners[blocks[i]] > 1;
 	}
 	return n_shared;
+}
+
+/* Over all groups; blocks that no window reaches do not count, although some may not be given back yet. */
+static void count_blocks(const struct kv_sequence *sequence, struct kvp_tell_item *item)
+{
+	const struct kv_pool_spec *spec = sequence->pool->spec;
+
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		const uint32_t n_gone = sequence->n_gone[g];
+
+		item->n_blocks +=
+			sequence->tables[g].n_blocks - (n_gone > 0 ? n_gone - spec->group_sink_blocks[g] : 0);
+		item->n_shared_blocks += count_shared_in(sequence, g);
+	}
 }
 
 void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
@@ -310,12 +324,11 @@ void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
 	for (uint32_t i = 0; i < n; i++, item_at += KVP_ITEM_BYTES) {
 		struct kvp_tell_item item = {
 			.sequence = found[i]->id,
-			.n_blocks = found[i]->tables[0].n_blocks,
-			.n_shared_blocks = count_shared(found[i]),
 			.state = KVP_STATE_RESIDENT,
 			.flags = found[i]->is_evictable ? KVP_ITEM_EVICTABLE : 0,
 		};
 
+		count_blocks(found[i], &item);
 		kv_sequence_lengths(found[i], &item.length_min, &item.length_max);
 		kvp_tell_item_encode(&item, item_at);
 		for (uint32_t l = 0; layout.lengths.n_bytes > 0 && l < n_layers; l++, lengths_at += 4)

@@ -73,6 +73,7 @@ static void copy_items(struct srv_request *request, const struct kvp_request *ch
 			.n_tokens = from->n_tokens,
 			.q_len = from->q_len,
 			.kind = kind,
+			.window = checked->rows.window,
 			.flags = (uint8_t)((from->flags & KVP_ITEM_CREATE ? KV_ITEM_CREATE : 0) |
 				(from->flags & KVP_ITEM_EVICTABLE ? KV_ITEM_EVICTABLE : 0)),
 			.token_first = token_first,

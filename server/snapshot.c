@@ -99,7 +99,7 @@ static void answer_session(struct srv_server *server, struct srv_control *contro
 		row->id = found[i]->id;
 		kv_sequence_lengths(found[i], &row->length_min, &row->length_max);
 		for (uint32_t g = 0; g < session->pool->spec->n_groups; g++)
-			row->n_blocks += found[i]->tables[g].n_blocks;
+			row->n_blocks += kv_block_table_n_owned(&found[i]->tables[g]);
 		row->idle_ms = (server->now_ns - found[i]->used_ns) / KV_NS_PER_MS;
 		row->is_evictable = found[i]->is_evictable;
 		kv_report_sequence(found[i], &row->memory);

@@ -138,6 +138,74 @@ START_TEST(test_block_table_tables_keep_apart)
 }
 END_TEST
 
+/*
+ * A gap that grows at random, from any place, in steps of any size: all other entries stay, those of the gap
+ * say that they have no block, the blocks are free, and chunks are used for what is left only.
+ */
+START_TEST(test_block_table_gap_keeps_the_others)
+{
+	uint64_t seed = 0x5EED0002;
+
+	printf("test_block_table: seed %llx\n", (unsigned long long)seed);
+	for (uint32_t run = 0; run < 100; run++) {
+		const uint32_t first =
+			(uint32_t)(kv_test_random(&seed) % 3 ? kv_test_random(&seed) % 140 : 0);
+		struct kv_block_table table = { 0 };
+		struct kv_table_arena arena;
+		struct kv_block_pool pool;
+		uint32_t out[N_BLOCKS], expected[N_BLOCKS], n = first + 2, gap_end = first, n_wrong = 0;
+
+		kv_assert_ok(kv_block_pool_init(&pool, N_BLOCKS, NULL));
+		kv_assert_ok(kv_table_arena_init(&arena, N_BLOCKS / KV_CHUNK_ENTRIES + 3, NULL));
+		grow(&table, &arena, &pool, n);
+		for (uint32_t step = 0; step < 30; step++) {
+			const uint32_t end = gap_end + (uint32_t)(kv_test_random(&seed) % (n - gap_end));
+			const uint32_t n_max = (uint32_t)(kv_test_random(&seed) % 100);
+			const uint32_t n_freed =
+				kv_block_table_open_gap(&table, &arena, &pool, first, end, n_max);
+			const uint32_t n_more = (uint32_t)(kv_test_random(&seed) % 90);
+
+			ck_assert_uint_eq(n_freed, end - gap_end < n_max ? end - gap_end : n_max);
+			gap_end += n_freed;
+			if (n + n_more <= N_BLOCKS && n_more < pool.counts.n_free) {
+				grow(&table, &arena, &pool, n_more);
+				n += n_more;
+			}
+			ck_assert_uint_eq(table.n_blocks, n);
+			ck_assert_uint_eq(kv_block_table_n_owned(&table), n - (gap_end - first));
+			ck_assert_uint_eq(pool.counts.n_owned, n - (gap_end - first));
+			ck_assert_uint_eq(kv_block_table_n_chunks(&table), arena.n_chunks_used);
+			ck_assert_uint_le(
+				arena.n_chunks_used, (n - (gap_end - first)) / KV_CHUNK_ENTRIES + 3);
+			kv_block_table_copy(&table, &arena, 0, n, out);
+			for (uint32_t i = 0; i < n; i++) {
+				const bool is_gap = i >= first && i < gap_end;
+
+				n_wrong += is_gap ? out[i] != KV_BLOCK_NONE : pool.owners[out[i]] != 1;
+			}
+			/* Any range is the same as that part of the whole. */
+			for (uint32_t i = 0; i < n; i += 37) {
+				kv_block_table_copy(&table, &arena, i, n - i, expected);
+				n_wrong += memcmp(expected, out + i, (n - i) * sizeof(out[0])) != 0;
+			}
+			ck_assert_uint_eq(n_wrong, 0);
+		}
+		/* Cut to its beginning, in steps: the gap goes with what is behind it. */
+		while (table.n_blocks > first)
+			kv_block_table_shrink(&table, &arena, &pool, first, 7);
+		ck_assert_uint_eq(table.n_blocks, first);
+		ck_assert(!kv_block_table_has_gap(&table));
+		ck_assert_uint_eq(pool.counts.n_owned, first);
+		ck_assert_uint_eq(arena.n_chunks_used, (first + KV_CHUNK_ENTRIES - 1) / KV_CHUNK_ENTRIES);
+		grow(&table, &arena, &pool, 65);
+		kv_block_table_shrink(&table, &arena, &pool, 0, 1000);
+		ck_assert_uint_eq(arena.n_chunks_used, 0);
+		kv_table_arena_finish(&arena);
+		kv_block_pool_finish(&pool);
+	}
+}
+END_TEST
+
 /* When its allocation fails the arena says so and can be finished. */
 START_TEST(test_block_table_arena_survives_a_failed_allocation)
 {
@@ -157,6 +225,7 @@ int main(void)
 
 	tcase_add_test(tcase, test_block_table_copy_returns_every_range);
 	tcase_add_test(tcase, test_block_table_shrink_is_bounded_and_from_the_end);
+	tcase_add_test(tcase, test_block_table_gap_keeps_the_others);
 	tcase_add_test(tcase, test_block_table_append_is_all_or_nothing);
 	tcase_add_test(tcase, test_block_table_tables_keep_apart);
 	tcase_add_test(tcase, test_block_table_arena_survives_a_failed_allocation);

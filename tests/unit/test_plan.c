@@ -213,13 +213,16 @@ START_TEST(test_plan_decode_gets_its_table)
 	ck_assert_float_eq(op->scale, 0.125f);
 	for (uint32_t i = 0; i < 3; i++) {
 		ck_assert_uint_eq(op->table[i], entry(&item, 0, i));
-		ck_assert_uint_eq(rig.test.pool->blocks[0].in_flight[op->table[i]], 2);
+		/* The second one's window of 9 begins in the block of token 24. */
+		ck_assert_uint_eq(rig.test.pool->blocks[0].in_flight[op->table[i]], i == 0 ? 1 : 2);
 	}
 	ck_assert_ptr_eq(op->q, rig.tensor + 3 * 6 * 64 * 2);
 	ck_assert_ptr_eq(op->out, rig.tensor + 5 + 3 * 6 * 32 * 4);
 	ck_assert_ptr_eq(op->lse, lse + 3 * 6);
 	op = &rig.plan.batch.decodes[1];
 	ck_assert_uint_eq(op->window, 9);
+	ck_assert_uint_eq(op->table[0], KV_BLOCK_NONE);
+	ck_assert_uint_eq(op->table[1], entry(&item, 0, 1));
 	ck_assert_float_eq(op->scale, 0.75f);
 	ck_assert_ptr_null(op->lse);
 	ck_assert_uint_eq(op->result_idx, 1);

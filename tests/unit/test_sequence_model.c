@@ -23,6 +23,7 @@ enum {
 struct model_sequence {
 	uint64_t id;
 	uint32_t planned[N_LAYERS], committed[N_LAYERS];
+	uint32_t gone_end[N_LAYERS]; /* tokens from the sinks up to here are gone; the same within a group */
 	uint32_t epoch;
 	bool is_live;
 };
@@ -51,6 +52,7 @@ struct flight {
 
 struct world {
 	uint64_t seed;
+	bool is_long; /* sequences become long before they end: windows move */
 	struct kv_test_domain test;
 	uint64_t area_bytes;
 	struct model_session sessions[N_SESSIONS];
@@ -83,6 +85,78 @@ static struct entry *entry_at(struct world *world, uint32_t i)
 	return &world->entries[(world->entry_first + i) % N_ENTRIES];
 }
 
+/* ---- windows ---- */
+
+static uint32_t sinks_end(const struct world *world, uint32_t layer)
+{
+	const struct kv_pool_spec *spec = world->test.pool->spec;
+	uint32_t n = 0;
+
+	for (uint32_t l = 0; l < N_LAYERS; l++) {
+		if (spec->layers[l].group_idx == spec->layers[layer].group_idx &&
+			spec->layers[l].sink_tokens > n)
+			n = spec->layers[l].sink_tokens;
+	}
+	return (n + 15) / 16 * 16;
+}
+
+/* Where the first block begins that some window of the layer's group reaches at these lengths. */
+static uint32_t reach_begins(const struct world *world, const uint32_t *lengths, uint32_t layer)
+{
+	const struct kv_pool_spec *spec = world->test.pool->spec;
+	uint32_t begin = UINT32_MAX;
+
+	for (uint32_t l = 0; l < N_LAYERS; l++) {
+		uint32_t length = UINT32_MAX;
+
+		if (spec->layers[l].group_idx != spec->layers[layer].group_idx)
+			continue;
+		for (uint32_t i = 0; i < N_LAYERS; i++) {
+			if (spec->layers[i].group_idx == spec->layers[layer].group_idx && lengths[i] < length)
+				length = lengths[i];
+		}
+		const uint32_t back = spec->layers[l].window + 15;
+		const uint32_t first =
+			spec->layers[l].window == 0 || length < back ? 0 : (length - back) / 16 * 16;
+
+		begin = first < begin ? first : begin;
+	}
+	return begin;
+}
+
+static bool is_reached(const struct world *world, const struct model_sequence *model, uint32_t layer,
+	uint32_t first, uint32_t end)
+{
+	uint32_t gone_end = reach_begins(world, model->planned, layer);
+
+	if (model->gone_end[layer] > gone_end)
+		gone_end = model->gone_end[layer];
+	for (uint32_t t = first; t < end; t++) {
+		if (t >= sinks_end(world, layer) && t < gone_end)
+			return false;
+	}
+	return true;
+}
+
+static void move_windows(const struct world *world, struct model_sequence *model)
+{
+	for (uint32_t l = 0; model->is_live && l < N_LAYERS; l++) {
+		const uint32_t end = reach_begins(world, model->committed, l);
+
+		if (end > model->gone_end[l] && end > sinks_end(world, l))
+			model->gone_end[l] = end;
+	}
+}
+
+static uint32_t n_held(const struct world *world, const struct model_sequence *model, uint32_t layer)
+{
+	uint32_t n = 0;
+
+	for (uint32_t t = 0; t < model->committed[layer]; t++)
+		n += t < sinks_end(world, layer) || t >= model->gone_end[layer];
+	return n;
+}
+
 /* ---- planning ---- */
 
 /*
@@ -97,6 +171,14 @@ static enum kv_status expect_space(struct world *world, const struct model_sessi
 
 	if (length > owner->session->tokens_max)
 		return KV_LEN_LIMIT;
+	/* Cut to its beginning, and blocks behind a gap are still to be given back. */
+	for (uint32_t l = layer_first; sequence && l < layer_first + n_layers; l++) {
+		const uint32_t g = pool->spec->layers[l].group_idx;
+
+		if (sequence->tables[g].gap_end > sequence->tables[g].gap_first &&
+			owner->sequences[item->sequence_id]->gone_end[l] == 0)
+			return KV_BUSY_RETRY;
+	}
 	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
 		const uint32_t g = pool->spec->layers[l].group_idx;
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
@@ -139,8 +221,24 @@ static enum kv_status expect_append(struct world *world, const struct model_sess
 	return expect_space(world, owner, item, layer_first, n_layers);
 }
 
-static enum kv_status expect_other(const struct model_sequence *model, const struct kv_item *item,
-	uint32_t layer_first, uint32_t n_layers, uint32_t *length)
+/* A decode sees its window back from the end of its first row. */
+static enum kv_status expect_decode(const struct world *world, const struct model_sequence *model,
+	const struct kv_item *item, uint32_t layer, uint32_t seen)
+{
+	const uint32_t own = world->test.pool->spec->layers[layer].window;
+	const uint32_t asked = item->window;
+	const uint32_t window = asked && (!own || asked < own) ? asked : own;
+	uint32_t first = 0;
+
+	if (item->q_len > seen && item->q_len > 1)
+		return KV_BAD_ARG;
+	if (window && seen + 1 > item->q_len + window)
+		first = seen + 1 - item->q_len - window;
+	return is_reached(world, model, layer, first, seen) ? KV_OK : KV_WINDOW_GONE;
+}
+
+static enum kv_status expect_other(const struct world *world, const struct model_sequence *model,
+	const struct kv_item *item, uint32_t layer_first, uint32_t n_layers, uint32_t *length)
 {
 	if (!model)
 		return KV_NOT_FOUND;
@@ -154,6 +252,13 @@ static enum kv_status expect_other(const struct model_sequence *model, const str
 		*length = model->planned[l];
 		return KV_POSITION;
 	}
+	if (item->kind == KV_ITEM_DECODE)
+		return expect_decode(world, model, item, layer_first,
+			item->position == KV_LENGTH_PLANNED ? model->planned[layer_first] : item->position);
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
+		if (!is_reached(world, model, l, item->position, item->position + item->n_tokens))
+			return KV_WINDOW_GONE;
+	}
 	return KV_OK;
 }
 
@@ -166,27 +271,32 @@ static void choose_item(struct world *world, const struct model_session *owner, 
 	const bool is_decode = kind == KV_ITEM_DECODE || kind == KV_ITEM_APPEND_DECODE;
 
 	*entry = (struct entry){ .result_idx = NO_RESULT };
-	entry->n_layers = is_decode || below(world, 3) == 0 ? 1 : N_LAYERS;
+	entry->n_layers = is_decode || below(world, world->is_long ? 8 : 3) == 0 ? 1 : N_LAYERS;
 	entry->layer_first = entry->n_layers == 1 ? below(world, N_LAYERS) : 0;
 	*item = (struct kv_item){
-		.sequence_id = 1 + below(world, N_IDS),
-		.kind = kind,
-		.q_len = is_decode,
+		.sequence_id = 1 + below(world, world->is_long ? 3 : N_IDS),
+		.kind = world->is_long && is_decode && below(world, 2) ? KV_ITEM_DECODE : kind,
+		.q_len = is_decode ? 1 + (below(world, 4) ? 0 : below(world, KV_Q_LEN_MAX)) : 0,
+		.window = is_decode && below(world, 4) == 0 ? 1 + below(world, 30) : 0,
 	};
 
 	const struct model_sequence *model = owner->sequences[item->sequence_id];
 	const uint32_t planned = model ? model->planned[entry->layer_first] : 0;
 
-	if (kind != KV_ITEM_DECODE)
-		item->n_tokens = 1 + below(world, below(world, 4) ? 6 : 60);
+	if (item->kind != KV_ITEM_DECODE)
+		item->n_tokens = 1 + below(world, below(world, 4) && !world->is_long ? 6 : 60);
 	item->position = planned;
-	if (kind == KV_ITEM_READ)
-		item->position = planned > item->n_tokens ? planned - item->n_tokens : 0;
-	else if (kind == KV_ITEM_DECODE && below(world, 2))
+	if (item->kind == KV_ITEM_READ)
+		item->position = planned > item->n_tokens
+			? below(world, 3) ? planned - item->n_tokens : below(world, planned - item->n_tokens)
+			: 0;
+	else if (item->kind == KV_ITEM_DECODE && below(world, 2))
 		item->position = KV_LENGTH_PLANNED;
+	else if (item->kind == KV_ITEM_DECODE && planned > 0 && below(world, 3) == 0)
+		item->position = below(world, planned);
 	else if (below(world, 12) == 0)
 		item->position += below(world, 3); /* wrong, or not */
-	if ((kind == KV_ITEM_APPEND || kind == KV_ITEM_APPEND_DECODE) &&
+	if ((item->kind == KV_ITEM_APPEND || item->kind == KV_ITEM_APPEND_DECODE) &&
 		(model ? below(world, 20) == 0 : below(world, 10) != 0))
 		item->flags = KV_ITEM_CREATE;
 }
@@ -231,7 +341,13 @@ static void step_plan(struct world *world)
 	if (item->kind == KV_ITEM_APPEND || item->kind == KV_ITEM_APPEND_DECODE)
 		expected = expect_append(world, owner, item, entry->layer_first, entry->n_layers, &length);
 	else
-		expected = expect_other(model, item, entry->layer_first, entry->n_layers, &length);
+		expected = expect_other(world, model, item, entry->layer_first, entry->n_layers, &length);
+	if (expected == KV_OK && item->kind == KV_ITEM_APPEND_DECODE) {
+		static const struct model_sequence empty;
+
+		expected = expect_decode(world, model ? model : &empty, item, entry->layer_first,
+			item->position + item->n_tokens);
+	}
 	kv_item_plan(owner->session, item, entry->layer_first, entry->n_layers, ++world->now_ns);
 	ck_assert_uint_eq(item->status, expected);
 	ck_assert_uint_eq(item->length, length);
@@ -265,9 +381,10 @@ static void step_seal(struct world *world)
 
 		frame.layer_first = entry->layer_first;
 		frame.n_layers = entry->n_layers;
+		frame.window = entry->item.window;
 		ck_assert_int_eq(kv_item_is_stale(&entry->item), entry->epoch != entry->model->epoch);
 		if (!kv_item_is_stale(&entry->item)) {
-			if (below(world, 16) == 0)
+			if (below(world, world->is_long ? 100 : 16) == 0)
 				entry->item.status = KV_CANCELLED;
 			else if (!kv_plan_add(&flight->plan, &frame, &entry->item, &entry->result_idx))
 				break;
@@ -297,6 +414,8 @@ static void finish_entry(struct world *world, struct entry *entry)
 		for (uint32_t l = entry->layer_first;
 			is_append && expected == KV_OK && l < entry->layer_first + entry->n_layers; l++)
 			model->committed[l] = item->position + item->n_tokens;
+		if (is_append && expected == KV_OK)
+			move_windows(world, model);
 		if (is_append && expected != KV_OK) {
 			memcpy(model->planned, model->committed, sizeof(model->planned));
 			model->epoch++;
@@ -325,7 +444,7 @@ static void step_reap(struct world *world)
 	for (uint32_t i = 0; i < flight->n_entries; i++) {
 		struct entry *entry = entry_at(world, 0);
 
-		if (entry->result_idx != NO_RESULT && below(world, 12) == 0)
+		if (entry->result_idx != NO_RESULT && below(world, world->is_long ? 60 : 12) == 0)
 			entry->item.status = KV_BAD_VALUE;
 		finish_entry(world, entry);
 		world->entry_first = (world->entry_first + 1) % N_ENTRIES;
@@ -345,11 +464,11 @@ static void step_change(struct world *world)
 	struct model_session *owner = &world->sessions[below(world, N_SESSIONS)];
 	const uint64_t id = 1 + below(world, N_IDS);
 	struct model_sequence *model = owner->sequences[id];
-	const enum kv_status expected = model ? KV_OK : KV_NOT_FOUND;
+	enum kv_status expected = model ? KV_OK : KV_NOT_FOUND;
 
 	if (!owner->session || owner->n_outstanding > 0)
 		return;
-	if (below(world, 3) == 0) {
+	if (below(world, world->is_long ? 20 : 3) == 0) {
 		kv_assert_status(kv_sequence_free(owner->session, id), expected);
 		if (model)
 			model->is_live = false;
@@ -357,13 +476,25 @@ static void step_change(struct world *world)
 		return;
 	}
 
-	const uint32_t length = below(world, 50);
+	const uint32_t length = below(world, 5) == 0 ? below(world, world->is_long ? 400 : 50)
+		: model ? model->committed[0] - below(world, model->committed[0] / 4 + 1)
+			: 5;
 
-	kv_assert_status(kv_sequence_truncate(owner->session, id, length), expected);
 	for (uint32_t l = 0; model && l < N_LAYERS; l++) {
+		const uint32_t window = world->test.pool->spec->layers[l].window;
+
+		if (model->committed[l] > length &&
+			!is_reached(world, model, l, window && length > window ? length - window : 0, length))
+			expected = KV_WINDOW_GONE;
+	}
+	kv_assert_status(kv_sequence_truncate(owner->session, id, length), expected);
+	world->n_by_status[expected]++;
+	for (uint32_t l = 0; model && expected == KV_OK && l < N_LAYERS; l++) {
 		if (model->committed[l] > length)
 			model->committed[l] = length;
 		model->planned[l] = model->committed[l];
+		if (length <= sinks_end(world, l))
+			model->gone_end[l] = 0;
 	}
 }
 
@@ -377,7 +508,7 @@ static void step_session(struct world *world)
 			.pool = world->test.pool,
 			.reserve_blocks = below(world, 3) ? 0 : below(world, 9),
 			.sequences_max = below(world, 2) ? 0 : 4,
-			.tokens_max = below(world, 2) ? 0 : 45,
+			.tokens_max = below(world, world->is_long ? 6 : 2) ? 0 : 45,
 		};
 		const enum kv_status status =
 			kv_session_open(world->test.domain, &params, 1, &owner->session, NULL);
@@ -385,7 +516,7 @@ static void step_session(struct world *world)
 		ck_assert(status == KV_OK || (status == KV_POOL_FULL && params.reserve_blocks > 0));
 		return;
 	}
-	if (owner->n_queued > 0 || below(world, 4))
+	if (owner->n_queued > 0 || below(world, world->is_long ? 40 : 4))
 		return;
 	for (uint32_t i = 0; i < world->n_sealed; i++) {
 		if (entry_at(world, i)->owner == owner)
@@ -426,7 +557,7 @@ static void compare(struct world *world)
 			ck_assert_mem_eq(list[n]->committed, model->committed, sizeof(model->committed));
 			n_tokens += least(model->committed, 0, N_LAYERS);
 			for (uint32_t l = 0; l < N_LAYERS; l++)
-				layer_tokens[l] += model->committed[l];
+				layer_tokens[l] += n_held(world, model, l);
 			n++;
 		}
 		ck_assert_uint_eq(n, n_listed);
@@ -493,8 +624,10 @@ static void wind_up(struct world *world)
 	ck_assert_uint_eq(world->test.domain->n_sequences, 0);
 }
 
-static void run(struct world *world, uint64_t seed, uint32_t n_steps, const char *groups)
+static void run(struct world *world, uint64_t seed, uint32_t n_steps, const char *options, const char *groups)
 {
+	char pool[256];
+
 	static const struct kv_domain_limits limits = {
 		.sessions_max = N_SESSIONS,
 		.sequences_max = N_SEQUENCES,
@@ -508,9 +641,11 @@ static void run(struct world *world, uint64_t seed, uint32_t n_steps, const char
 	memset(world, 0, sizeof(*world));
 	memcpy(world->n_by_status, n_by_status, n_by_status_size);
 	world->seed = seed;
-	kv_test_domain_init(&world->test, &limits,
-		"name=p,layers=3,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=24",
-		groups, seed);
+	world->is_long = strchr(options, ',') != NULL;
+	snprintf(pool, sizeof(pool),
+		"name=p,layers=3,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=%s",
+		options);
+	kv_test_domain_init(&world->test, &limits, pool, groups, seed);
 	world->area_bytes = kv_plan_area_bytes(world->test.pool->spec, 65536);
 	for (uint32_t i = 0; i < N_FLIGHTS; i++)
 		ck_assert_int_eq(
@@ -529,15 +664,18 @@ static void run(struct world *world, uint64_t seed, uint32_t n_steps, const char
 START_TEST(test_sequence_model_agrees)
 {
 	static const char *const groups[] = { NULL, "[[0,2],[1]]", "[[0],[1],[2]]" };
+	static const char *const options[] = { "24", "12,window=20,tokens_max=4000",
+		"16,window=3,sink_tokens=20,tokens_max=2000", "24,window=90" };
 	static const enum kv_status met[] = { KV_OK, KV_NOT_FOUND, KV_EXISTS, KV_POSITION, KV_LEN_LIMIT,
-		KV_POOL_FULL, KV_LIMIT, KV_BUSY_RETRY, KV_BAD_VALUE, KV_CANCELLED };
+		KV_POOL_FULL, KV_LIMIT, KV_BUSY_RETRY, KV_BAD_VALUE, KV_CANCELLED, KV_WINDOW_GONE };
 	static struct world world;
 
 	for (uint32_t i = 0; i < 24; i++) {
 		const uint64_t seed = 0x5EED1000 + i;
 
 		printf("test_sequence_model: seed %llx\n", (unsigned long long)seed);
-		run(&world, seed, 2000, groups[i % KV_LENGTH(groups)]);
+		run(&world, seed, 2000, options[i % KV_LENGTH(options)],
+			groups[i / KV_LENGTH(options) % KV_LENGTH(groups)]);
 	}
 	for (uint32_t i = 0; i < KV_LENGTH(met); i++)
 		ck_assert_msg(world.n_by_status[met[i]] >= 20, "status %d met only %u times: too easy a test",
