@@ -38,10 +38,11 @@ struct srv_pool_row {
 	char name[KV_POOL_NAME_BYTES_MAX + 1];
 	char k_format[32], v_format[32]; /* "mixed" where layers differ */
 	uint32_t n_layers, q_heads, kv_heads, k_head_dim, v_head_dim, block_size, n_groups, tokens_max;
+	uint32_t n_tables; /* kinds of blocks: the groups, then the ring blocks of the exact window */
 	uint64_t fingerprint, arena_bytes;
 	uint32_t n_sessions, n_sequences;
-	struct kv_block_counts blocks[KV_GROUPS_MAX];
-	uint64_t block_bytes[KV_GROUPS_MAX]; /* of one block, all layers of the group */
+	struct kv_block_counts blocks[KV_TABLES_MAX];
+	uint64_t block_bytes[KV_TABLES_MAX]; /* of one block, all its layers */
 	struct kv_memory_report memory;
 };
 

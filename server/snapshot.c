@@ -25,12 +25,13 @@ static void fill_pool(const struct kv_pool *pool, struct srv_pool_row *row)
 	row->v_head_dim = spec->v_head_dim;
 	row->block_size = spec->block_size;
 	row->n_groups = spec->n_groups;
+	row->n_tables = spec->n_tables;
 	row->tokens_max = spec->tokens_max;
 	row->fingerprint = spec->fingerprint;
 	row->arena_bytes = pool->arena_bytes;
 	row->n_sessions = pool->n_sessions;
 	row->n_sequences = pool->n_sequences;
-	for (uint32_t g = 0; g < spec->n_groups; g++) {
+	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		row->blocks[g] = pool->blocks[g].counts;
 		row->block_bytes[g] = spec->token_bytes[g] * spec->block_size;
 	}

@@ -227,11 +227,14 @@ void sim_world_check_empty(struct sim_world *world)
 		SIM_CHECK(server->slots[c].n_used == 0, "%u slots are in use", server->slots[c].n_used);
 	for (uint32_t i = 0; i < kv_domain_n_pools(server->domain); i++) {
 		const struct kv_pool *pool = kv_domain_pool_at(server->domain, i);
-		const struct kv_block_counts *counts = &pool->blocks[0].counts;
 
-		SIM_CHECK(counts->n_free == counts->n_total && counts->n_reserved == 0,
-			"pool %s: %u of %u blocks are free, %u reserved", pool->spec->name, counts->n_free,
-			counts->n_total, counts->n_reserved);
+		for (uint32_t g = 0; g < pool->spec->n_tables; g++) {
+			const struct kv_block_counts *counts = &pool->blocks[g].counts;
+
+			SIM_CHECK(counts->n_free == counts->n_total && counts->n_reserved == 0,
+				"pool %s: %u of %u blocks are free, %u reserved", pool->spec->name,
+				counts->n_free, counts->n_total, counts->n_reserved);
+		}
 		SIM_CHECK(pool->n_sequences == 0 && pool->n_zombies == 0, "pool %s: sequences are left",
 			pool->spec->name);
 		SIM_CHECK(

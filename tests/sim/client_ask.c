@@ -208,7 +208,8 @@ static void add_item(struct sim_peer *peer, struct sim_request *request, const s
 		return;
 	}
 	item->position = length;
-	item->n_tokens = 1 + below(peer, chance(peer, 300) ? config->tokens_per_item_max : 4);
+	item->n_tokens = 1 +
+		below(peer, chance(peer, config->is_lasting ? 700 : 300) ? config->tokens_per_item_max : 4);
 	spoil_position(peer, item);
 	if (request->opcode == KVP_OP_APPEND_DECODE)
 		item->q_len = any_q_len(peer, item);
@@ -229,8 +230,9 @@ static uint64_t any_sequence(struct sim_peer *peer, const struct sim_session *se
 {
 	const struct sim_sequence *sequence = session->sequences;
 
-	if (session->n_sequences == 0 || chance(peer, new_per_mille))
-		return 1 + below(peer, 6);
+	if (session->n_sequences == 0 ||
+		chance(peer, peer->world->config.is_lasting ? new_per_mille / 10 : new_per_mille))
+		return 1 + below(peer, peer->world->config.is_lasting ? 2 : 6);
 	for (uint32_t i = below(peer, session->n_sequences); i > 0; i--)
 		sequence = sequence->next;
 	return sequence->id;
@@ -350,8 +352,12 @@ static void ask_items(struct sim_peer *peer, uint16_t opcode, const struct sim_s
 	request->n_items = 1 + below(peer, 2);
 	for (uint32_t i = 0; i < request->n_items; i++) {
 		request->items[i].sequence = sequence;
+		const uint32_t length = length_of(peer, session, sequence, 0);
+
 		if (opcode == KVP_OP_TRUNCATE)
-			request->items[i].position = below(peer, length_of(peer, session, sequence, 0) + 3);
+			request->items[i].position = peer->world->config.is_lasting && chance(peer, 700)
+				? length - below(peer, length / 8 + 1)
+				: below(peer, length + 3);
 		sequence += 1 + below(peer, 3);
 	}
 	send(peer, request);
@@ -466,7 +472,7 @@ void sim_client_ask(struct sim_peer *peer)
 		ask_fork(peer, session);
 	} else if (dice < 350) {
 		ask_items(peer, KVP_OP_TRUNCATE, session);
-	} else if (dice < 380) {
+	} else if (dice < (world->config.is_lasting ? 352u : 380u)) {
 		ask_items(peer, KVP_OP_FREE, session);
 	} else if (dice < 480) {
 		ask_read(peer, session);

@@ -41,7 +41,7 @@ struct sim_config sim_config_plain(uint64_t seed)
 
 static void draw_attention(struct sim_pool_config *pool, struct sim_rng *rng)
 {
-	pool->window = sim_chance(rng, 300) ? sim_between(rng, 1, 50) : 0;
+	pool->window = sim_chance(rng, 300) ? sim_between(rng, 1, sim_chance(rng, 600) ? 8 : 50) : 0;
 	pool->sink_tokens = pool->window > 0 && sim_chance(rng, 400) ? sim_between(rng, 1, 20) : 0;
 	pool->softcap = sim_chance(rng, 200) ? 0.5 * sim_between(rng, 1, 40) : 0;
 	pool->has_sinks = sim_chance(rng, 200);
@@ -115,6 +115,27 @@ static void draw_behaviour(struct sim_config *config, struct sim_rng *rng)
 					   : SIM_END_ABANDON;
 }
 
+/* Little that ends sequences, and windows that they outgrow. */
+static void make_lasting(struct sim_config *config, struct sim_rng *rng)
+{
+	config->is_lasting = true;
+	for (uint32_t i = 0; i < SIM_POOLS_MAX; i++) {
+		struct sim_pool_config *pool = &config->pools[i];
+
+		pool->window = sim_between(rng, 1, 20);
+		pool->n_blocks = sim_between(rng, 30, 100);
+		pool->tokens_max = pool->block_size * pool->n_blocks;
+	}
+	config->attach_per_mille = 4;
+	config->close_per_mille = 1;
+	config->lease_ms = 5000;
+	config->flaw_per_mille = config->reset_per_mille = config->stall_per_mille = 0;
+	config->wrong_per_mille /= 4;
+	config->nan_per_mille /= 10;
+	config->backend.refuse_per_mille /= 8;
+	config->tokens_per_item_max = 40;
+}
+
 struct sim_config sim_config_random(uint64_t seed)
 {
 	struct sim_config config = { .seed = seed, .audits_every_turn = true };
@@ -146,5 +167,7 @@ struct sim_config sim_config_random(uint64_t seed)
 	draw_pools(&config, &rng);
 	draw_bounds(&config, &rng);
 	draw_behaviour(&config, &rng);
+	if (sim_chance(&rng, 200))
+		make_lasting(&config, &rng);
 	return config;
 }

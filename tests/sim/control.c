@@ -48,19 +48,24 @@ static void check_pools(const struct sim_world *world, const struct srv_control 
 	SIM_CHECK(control->n_rows == kv_domain_n_pools(world->server->domain), "pools are missing");
 	for (uint32_t i = 0; i < control->n_rows; i++) {
 		const struct srv_pool_row *row = &control->rows.pools[i];
-		const struct kv_block_counts *blocks = &row->blocks[0];
 		const struct kv_memory_report *memory = &row->memory;
+		uint64_t block_bytes = 0;
 
-		SIM_CHECK(blocks->n_free + blocks->n_owned + blocks->n_shared + blocks->n_draining ==
-				blocks->n_total,
-			"blocks by state do not add up");
+		for (uint32_t g = 0; g < row->n_tables; g++) {
+			const struct kv_block_counts *blocks = &row->blocks[g];
+
+			SIM_CHECK(blocks->n_free + blocks->n_owned + blocks->n_shared + blocks->n_draining ==
+					blocks->n_total,
+				"blocks by state do not add up");
+			block_bytes += row->block_bytes[g] * blocks->n_total;
+		}
 		SIM_CHECK(memory->payload_bytes + memory->norms_bytes + memory->scales_bytes +
 					memory->zeros_bytes + memory->exact_bytes ==
 				memory->stored_bytes,
 			"the memory report does not add up");
 		SIM_CHECK(memory->stored_bytes + memory->workspace_bytes + memory->reserved_bytes +
 					memory->free_bytes ==
-				row->block_bytes[0] * blocks->n_total + memory->shared_bytes,
+				block_bytes + memory->shared_bytes,
 			"stored, slack, reserved and free bytes are not the pool's");
 	}
 }

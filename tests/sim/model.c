@@ -149,17 +149,21 @@ static struct sim_session *named(const struct sim_model *model, const char *name
 
 struct sim_expected sim_model_open(const struct sim_model *model, const struct kv_open_params *params)
 {
-	const struct kv_block_counts *counts = &params->pool->blocks[0].counts;
-	struct sim_expected expected = { KV_OK, 0, 0, 0 };
+	const struct kv_pool_spec *spec = params->pool->spec;
+	struct sim_expected expected = { .status = KV_OK };
 
 	if (params->name_bytes > 0 && named(model, params->name, params->name_bytes, params->tenant))
 		expected.status = KV_EXISTS;
-	else if (params->reserve_blocks > params->pool->spec->n_blocks[0])
-		expected.status = KV_LIMIT;
+	else if (params->reserve_blocks > spec->n_blocks[0])
+		expected.status = KV_LIMIT; /* all groups have as many */
 	else if (model->n_open >= model->sessions_max)
 		expected.status = KV_LIMIT; /* closed sessions of the simulation are small: gone at once */
-	else if (params->reserve_blocks > counts->n_free - counts->n_reserved)
-		expected.status = KV_POOL_FULL;
+	for (uint32_t g = 0; g < spec->n_groups && expected.status == KV_OK; g++) {
+		const struct kv_block_counts *counts = &params->pool->blocks[g].counts;
+
+		if (params->reserve_blocks > counts->n_free - counts->n_reserved)
+			expected.status = KV_POOL_FULL;
+	}
 	return expected;
 }
 
@@ -183,7 +187,8 @@ void sim_model_opened(struct sim_model *model, const struct kv_open_params *para
 	session->lease_ms = real->lease_ms;
 	session->sequences_max = real->sequences_max;
 	session->tokens_max = real->tokens_max;
-	session->reserve_left = params->reserve_blocks;
+	for (uint32_t g = 0; g < params->pool->spec->n_groups; g++)
+		session->reserve_left[g] = params->reserve_blocks;
 	session->is_open = true;
 	session->owner_changed_ns = session->life_ns = now_ns;
 	session->next = model->sessions;
@@ -234,7 +239,7 @@ void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired,
 	}
 	session->is_open = false;
 	session->is_expired = is_expired;
-	session->reserve_left = 0;
+	memset(session->reserve_left, 0, sizeof(session->reserve_left));
 	model->n_open--;
 	while (session->sequences)
 		orphan_sequence(session, &session->sequences);
@@ -261,10 +266,18 @@ void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequ
 		sim_model_add_control(model, session->owner_id, KVP_OP_TRUNCATE, status, handle);
 
 	SIM_CHECK(session->n_pending == 0, "TRUNCATE with %u items pending", session->n_pending);
-	SIM_CHECK(status == (sequence ? KV_OK : KV_NOT_FOUND), "TRUNCATE says %s", kv_status_name(status));
+	const struct kv_pool_spec *spec = session->pool->spec;
+	const enum kv_status expected = sequence ? sim_model_check_cut(spec, sequence, length) : KV_NOT_FOUND;
+
+	SIM_CHECK(status == expected, "TRUNCATE says %s, expected %s", kv_status_name(status),
+		kv_status_name(expected));
 	control->sequence = sequence_id;
 	if (!sequence)
 		return;
+	control->length = sim_sequence_least(sequence, 0, spec->n_layers, false);
+	if (expected != KV_OK)
+		return;
+	sim_model_cut_windows(spec, sequence, length);
 	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++) {
 		if (sequence->layers[l].committed > length)
 			sequence->layers[l].committed = length;
@@ -294,11 +307,13 @@ static uint32_t count_shared(struct kv_session *real, uint64_t id)
 	const struct kv_sequence *sequence = kv_sequence_find(real, id);
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < sequence->tables[0].n_blocks; i++) {
-		uint32_t block;
+	for (uint32_t g = 0; g < real->pool->spec->n_groups; g++) {
+		for (uint32_t i = 0; i < sequence->tables[g].n_blocks; i++) {
+			uint32_t block;
 
-		kv_block_table_copy(&sequence->tables[0], &real->pool->tables, i, 1, &block);
-		n += real->pool->blocks[0].owners[block] > 1;
+			kv_block_table_copy(&sequence->tables[g], &real->pool->tables, i, 1, &block);
+			n += block != KV_BLOCK_NONE && real->pool->blocks[g].owners[block] > 1;
+		}
 	}
 	return n;
 }
@@ -312,7 +327,8 @@ static void tell_row(const struct sim_session *session, struct kv_session *real,
 	row->length_min = sim_sequence_least(sequence, 0, spec->n_layers, false);
 	row->is_evictable = sequence->is_evictable;
 	row->n_shared_blocks = count_shared(real, sequence->id);
-	row->n_blocks = kv_div_up_u32(sim_sequence_longest(sequence), spec->block_size);
+	for (uint32_t g = 0; g < spec->n_groups; g++)
+		row->n_blocks += sim_model_n_blocks(spec, sequence, g);
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		row->lengths[l] = sequence->layers[l].committed;
 		if (row->lengths[l] > row->length_max)
@@ -365,9 +381,10 @@ void sim_model_compare(const struct sim_model *model, struct kv_domain *domain)
 		SIM_CHECK(real->owner_id == session->owner_id, "the owner of a session differs");
 		SIM_CHECK(real->n_sequences == session->n_sequences, "%u sequences, the model has %u",
 			real->n_sequences, session->n_sequences);
-		SIM_CHECK(real->n_blocks_reserved[0] == session->reserve_left,
-			"%u blocks reserved, the model has %u", real->n_blocks_reserved[0],
-			session->reserve_left);
+		for (uint32_t g = 0; g < session->pool->spec->n_groups; g++)
+			SIM_CHECK(real->n_blocks_reserved[g] == session->reserve_left[g],
+				"%u blocks reserved, the model has %u", real->n_blocks_reserved[g],
+				session->reserve_left[g]);
 		SIM_CHECK(real->n_rows_in == session->n_rows_in && real->n_rows_out == session->n_rows_out &&
 				real->n_queries == session->n_queries,
 			"rows in %llu, out %llu, queries %llu; the model has %llu, %llu, %llu",

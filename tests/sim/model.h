@@ -17,6 +17,7 @@
 struct sim_layer {
 	uint32_t *row_ids; /* [planned] */
 	uint32_t n_max, planned, committed;
+	uint32_t gone_end; /* rows before it are gone, except the group's sinks; 0: none are */
 };
 
 struct sim_sequence {
@@ -34,7 +35,8 @@ struct sim_session {
 	uint64_t handle, owner_id, tenant;
 	struct kv_pool *pool;
 	char name[KV_SESSION_NAME_BYTES_MAX + 1];
-	uint32_t lease_ms, sequences_max, tokens_max, reserve_left;
+	uint32_t lease_ms, sequences_max, tokens_max;
+	uint32_t reserve_left[KV_GROUPS_MAX];
 	uint32_t n_sequences, n_pending; /* pending: planned and not finished items */
 	bool is_open, is_expired;
 	uint64_t owner_changed_ns, life_ns; /* life: the last thing its owner did that is seen here */
@@ -97,13 +99,13 @@ enum kv_status sim_model_check_new(
 struct sim_expected {
 	enum kv_status status;
 	uint32_t layer, length;
-	uint32_t n_blocks; /* that it takes */
+	uint32_t n_blocks[KV_GROUPS_MAX]; /* that it takes */
 };
 struct sim_expected sim_model_plan(const struct sim_model *model, const struct sim_session *session,
 	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers);
-/* It said OK, and took n_blocks. */
+/* It said OK, and took n_blocks[KV_GROUPS_MAX]. */
 void sim_model_planned(struct sim_session *session, const struct sim_request *request, struct sim_item *item,
-	uint32_t n_blocks, uint64_t now_ns);
+	const uint32_t *n_blocks, uint64_t now_ns);
 /* kv_item_finish() is over; was_status: what the server had found before. */
 void sim_model_finished(struct sim_model *model, struct sim_request *request, struct sim_item *item,
 	enum kv_status was_status, const struct kv_result *was_result, uint64_t now_ns);
@@ -125,6 +127,20 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 	const struct sim_expected *expected, uint64_t now_ns);
 void sim_model_told(
 	struct sim_model *model, uint64_t handle, struct kv_session *real, uint64_t from, uint32_t n_max);
+
+/* ---- model_window.c ---- */
+/* Can tokens [first, end) of the layer be read, as planned lengths have it? */
+bool sim_model_reaches(const struct kv_pool_spec *spec, const struct sim_sequence *sequence, uint32_t layer,
+	uint32_t first, uint32_t end);
+/* After a commit. */
+void sim_model_move_windows(const struct kv_pool_spec *spec, struct sim_sequence *sequence);
+/* May it be cut, or forked, at `length`? Then, after it was. */
+enum kv_status sim_model_check_cut(
+	const struct kv_pool_spec *spec, const struct sim_sequence *sequence, uint32_t length);
+void sim_model_cut_windows(const struct kv_pool_spec *spec, struct sim_sequence *sequence, uint32_t length);
+/* Blocks that the sequence has in the group. */
+uint32_t sim_model_n_blocks(
+	const struct kv_pool_spec *spec, const struct sim_sequence *sequence, uint32_t group);
 
 /* Compares every open session with the server's own numbers. */
 void sim_model_compare(const struct sim_model *model, struct kv_domain *domain);

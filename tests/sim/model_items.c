@@ -15,24 +15,26 @@ static bool is_append(uint8_t kind)
 }
 
 /*
- * Blocks that an append of [position, length) takes: those beyond the table, which may be longer than its
- * lengths need, and one in place of each that others own, too. *n_copies: how many of those hold rows.
+ * Blocks that an append takes in a group: those beyond the table, which may be longer than its lengths need,
+ * and one in place of each that others own, too. *n_copies: how many of those hold rows.
  */
-static uint32_t blocks_needed(struct kv_session *real, const struct sim_sequence *sequence,
-	uint64_t sequence_id, uint32_t position, uint32_t length, uint32_t *n_copies)
+static uint32_t blocks_needed(const struct kv_pool *pool, const struct kv_sequence *found,
+	const struct sim_sequence *sequence, uint32_t g, const struct kv_item *item, uint32_t *n_copies)
 {
-	const struct kv_sequence *found = kv_sequence_find(real, sequence_id);
-	const struct kv_pool *pool = real->pool;
-	const uint32_t block_size = pool->spec->block_size, longest = sim_sequence_longest(sequence);
-	const uint32_t n_have = found ? found->tables[0].n_blocks : 0;
-	const uint32_t n_want = kv_div_up_u32(length, block_size);
-	uint32_t n = n_want > n_have ? n_want - n_have : 0;
+	const uint32_t block_size = pool->spec->block_size;
+	const uint32_t n_have = found ? found->tables[g].n_blocks : 0;
+	const uint32_t n_want = kv_div_up_u32(item->position + item->n_tokens, block_size);
+	uint32_t n = n_want > n_have ? n_want - n_have : 0, longest = 0;
 
-	for (uint32_t i = position / block_size; i < n_want && i < n_have; i++) {
+	for (uint32_t l = 0; sequence && l < pool->spec->n_layers; l++) {
+		if (pool->spec->layers[l].group_idx == g && sequence->layers[l].planned > longest)
+			longest = sequence->layers[l].planned;
+	}
+	for (uint32_t i = item->position / block_size; i < n_want && i < n_have; i++) {
 		uint32_t block;
 
-		kv_block_table_copy(&found->tables[0], &pool->tables, i, 1, &block);
-		if (pool->blocks[0].owners[block] < 2)
+		kv_block_table_copy(&found->tables[g], &pool->tables, i, 1, &block);
+		if (pool->blocks[g].owners[block] < 2)
 			continue;
 		n++;
 		*n_copies += longest > i * block_size;
@@ -40,15 +42,59 @@ static uint32_t blocks_needed(struct kv_session *real, const struct sim_sequence
 	return n;
 }
 
+/*
+ * POOL_FULL when a group has too few; BUSY_RETRY while the sequence is still being cut to its beginning, or
+ * when too many copies wait.
+ */
+static enum kv_status check_blocks(const struct sim_session *session, struct kv_session *real,
+	const struct kv_item *item, uint32_t layer_first, uint32_t n_layers, struct sim_expected *expected)
+{
+	const struct sim_sequence *ours = sim_model_sequence(session, item->sequence_id);
+	const struct kv_sequence *sequence = kv_sequence_find(real, item->sequence_id);
+	const struct kv_pool *pool = real->pool;
+	uint32_t n_copies = 0, groups = 0;
+
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
+		const uint32_t g = pool->spec->layers[l].group_idx;
+		const struct kv_block_counts *counts = &pool->blocks[g].counts;
+		const struct kv_block_table *table = sequence ? &sequence->tables[g] : NULL;
+
+		if (groups & 1u << g)
+			continue;
+		groups |= 1u << g;
+		if (table && table->gap_end > table->gap_first && ours->layers[l].gone_end == 0)
+			return KV_BUSY_RETRY;
+		const uint32_t n = blocks_needed(pool, sequence, ours, g, item, &n_copies);
+
+		if (n > session->reserve_left[g] &&
+			n - session->reserve_left[g] > counts->n_free - counts->n_reserved)
+			return KV_POOL_FULL;
+		expected->n_blocks[g] = n;
+	}
+	return n_copies <= KV_COPIES_MAX - pool->n_copies ? KV_OK : KV_BUSY_RETRY;
+}
+
+/* Each query row sees its window back from its end; the first one sees the earliest tokens. */
+static enum kv_status check_decode(const struct kv_pool_spec *spec, const struct sim_sequence *sequence,
+	const struct kv_item *item, uint32_t layer, uint32_t seen)
+{
+	const uint32_t own = spec->layers[layer].window;
+	const uint32_t window = item->window > 0 && (own == 0 || item->window < own) ? item->window : own;
+	uint32_t first = 0;
+
+	if (item->q_len > seen && item->q_len > 1)
+		return KV_BAD_ARG;
+	if (window > 0 && seen + 1 > item->q_len + window)
+		first = seen + 1 - item->q_len - window;
+	return !sequence || sim_model_reaches(spec, sequence, layer, first, seen) ? KV_OK : KV_WINDOW_GONE;
+}
+
 static struct sim_expected plan_append(const struct sim_model *model, const struct sim_session *session,
 	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
 {
 	const struct sim_sequence *sequence = sim_model_sequence(session, item->sequence_id);
-	const struct kv_block_counts *counts = &real->pool->blocks[0].counts;
 	struct sim_expected expected = { KV_OK, KV_LAYER_NONE,
-		sequence ? sim_sequence_least(sequence, layer_first, n_layers, false) : 0, 0 };
-
-	uint32_t n_copies = 0;
+		sequence ? sim_sequence_least(sequence, layer_first, n_layers, false) : 0, { 0 } };
 
 	if (!sequence)
 		expected.status = item->flags & KV_ITEM_CREATE
@@ -60,7 +106,7 @@ static struct sim_expected plan_append(const struct sim_model *model, const stru
 		const uint32_t planned = sequence ? sequence->layers[l].planned : 0;
 
 		if (item->position != planned)
-			expected = (struct sim_expected){ KV_POSITION, l, planned, 0 };
+			expected = (struct sim_expected){ KV_POSITION, l, planned, { 0 } };
 	}
 	if (expected.status != KV_OK)
 		return expected;
@@ -70,15 +116,10 @@ static struct sim_expected plan_append(const struct sim_model *model, const stru
 		expected.status = KV_LEN_LIMIT;
 		return expected;
 	}
-	expected.n_blocks =
-		blocks_needed(real, sequence, item->sequence_id, item->position, (uint32_t)length, &n_copies);
-	if (expected.n_blocks > session->reserve_left &&
-		expected.n_blocks - session->reserve_left > counts->n_free - counts->n_reserved)
-		expected.status = KV_POOL_FULL;
-	else if (n_copies > KV_COPIES_MAX - real->pool->n_copies)
-		expected.status = KV_BUSY_RETRY;
-	else if (item->q_len > 1 && item->q_len > length)
-		expected.status = KV_BAD_ARG;
+	expected.status = check_blocks(session, real, item, layer_first, n_layers, &expected);
+	if (expected.status == KV_OK && item->kind == KV_ITEM_APPEND_DECODE)
+		expected.status =
+			check_decode(real->pool->spec, sequence, item, layer_first, (uint32_t)length);
 	return expected;
 }
 
@@ -92,17 +133,24 @@ struct sim_expected sim_model_plan(const struct sim_model *model, const struct s
 	if (is_append(item->kind))
 		return plan_append(model, session, real, item, layer_first, n_layers);
 	if (!sequence)
-		return (struct sim_expected){ KV_NOT_FOUND, KV_LAYER_NONE, 0, 0 };
+		return (struct sim_expected){ KV_NOT_FOUND, KV_LAYER_NONE, 0, { 0 } };
+	const struct kv_pool_spec *spec = real->pool->spec;
+	const uint32_t length = sim_sequence_least(sequence, layer_first, n_layers, false);
+
 	for (uint32_t l = layer_first; l < layer_first + n_layers && !is_all; l++) {
 		if (end > sequence->layers[l].planned)
-			return (struct sim_expected){ KV_POSITION, l, sequence->layers[l].planned, 0 };
+			return (struct sim_expected){ KV_POSITION, l, sequence->layers[l].planned, { 0 } };
 	}
-
-	const uint32_t seen = is_all ? sequence->layers[layer_first].planned : item->position;
-	const bool is_short = item->kind == KV_ITEM_DECODE && item->q_len > 1 && item->q_len > seen;
-
-	return (struct sim_expected){ is_short ? KV_BAD_ARG : KV_OK, KV_LAYER_NONE,
-		sim_sequence_least(sequence, layer_first, n_layers, false), 0 };
+	if (item->kind == KV_ITEM_DECODE)
+		return (struct sim_expected){ check_decode(spec, sequence, item, layer_first,
+						      is_all ? sequence->layers[layer_first].planned
+							     : item->position),
+			KV_LAYER_NONE, length, { 0 } };
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
+		if (!sim_model_reaches(spec, sequence, l, item->position, (uint32_t)end))
+			return (struct sim_expected){ KV_WINDOW_GONE, l, length, { 0 } };
+	}
+	return (struct sim_expected){ KV_OK, KV_LAYER_NONE, length, { 0 } };
 }
 
 static void put_rows(struct sim_sequence *sequence, const struct sim_request *request,
@@ -145,12 +193,15 @@ static void snapshot(
 }
 
 void sim_model_planned(struct sim_session *session, const struct sim_request *request, struct sim_item *item,
-	uint32_t n_blocks, uint64_t now_ns)
+	const uint32_t *n_blocks, uint64_t now_ns)
 {
 	struct sim_sequence *sequence = sim_model_sequence(session, item->sequence);
 
 	if (item->n_tokens > 0 && request->opcode != KVP_OP_READ) {
-		session->reserve_left -= n_blocks < session->reserve_left ? n_blocks : session->reserve_left;
+		for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
+			session->reserve_left[g] -= n_blocks[g] < session->reserve_left[g]
+				? n_blocks[g]
+				: session->reserve_left[g];
 		if (!sequence)
 			sequence = sim_model_add_sequence(session, item->sequence);
 		for (uint32_t l = 0; l < request->n_layers; l++)
@@ -169,8 +220,8 @@ void sim_model_planned(struct sim_session *session, const struct sim_request *re
 
 /* ---- finishing ---- */
 
-static void commit(
-	struct sim_sequence *sequence, const struct sim_request *request, const struct sim_item *item)
+static void commit(struct sim_sequence *sequence, const struct sim_request *request,
+	const struct sim_item *item, const struct kv_pool_spec *spec)
 {
 	for (uint32_t l = request->layer_first; l < request->layer_first + request->n_layers; l++) {
 		struct sim_layer *layer = &sequence->layers[l];
@@ -181,6 +232,8 @@ static void commit(
 			layer->committed, l);
 		layer->committed += item->n_tokens;
 	}
+	if (!sequence->is_orphan)
+		sim_model_move_windows(spec, sequence);
 }
 
 static void fall_back(struct sim_sequence *sequence)
@@ -220,7 +273,7 @@ void sim_model_finished(struct sim_model *model, struct sim_request *request, st
 		SIM_CHECK(was_status != KV_OK || item->n_completed == 1,
 			"request %llu is OK without having been worked on", (unsigned long long)request->id);
 		if (was_status == KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
-			commit(sequence, request, item);
+			commit(sequence, request, item, session->pool->spec);
 		else if (was_status != KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
 			fall_back(sequence);
 		if (was_status == KV_OK && !sequence->is_orphan)

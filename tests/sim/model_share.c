@@ -42,7 +42,7 @@ struct sim_expected sim_model_fork(const struct sim_model *model, const struct s
 {
 	const struct sim_sequence *parent = sim_model_sequence(session, parent_id);
 	const struct sim_sequence *child = sim_model_sequence(session, child_id);
-	struct sim_expected expected = { KV_OK, KV_LAYER_NONE, 0, 0 };
+	struct sim_expected expected = { KV_OK, KV_LAYER_NONE, 0, { 0 } };
 
 	if (child)
 		expected.length = sim_sequence_least(child, 0, pool->spec->n_layers, false);
@@ -59,8 +59,10 @@ struct sim_expected sim_model_fork(const struct sim_model *model, const struct s
 		kv_div_up_u32(kv_div_up_u32(child_length, pool->spec->block_size), KV_CHUNK_ENTRIES);
 
 	if (child_length > parent_length)
-		return (struct sim_expected){ KV_POSITION, KV_LAYER_NONE, parent_length, 0 };
-	expected.status = sim_model_check_new(model, session, pool);
+		return (struct sim_expected){ KV_POSITION, KV_LAYER_NONE, parent_length, { 0 } };
+	expected.status = sim_model_check_cut(pool->spec, parent, child_length);
+	if (expected.status == KV_OK)
+		expected.status = sim_model_check_new(model, session, pool);
 	if (expected.status == KV_OK && n_chunks > pool->tables.n_chunks_max - pool->tables.n_chunks_used)
 		expected.status = KV_LIMIT;
 	if (expected.status == KV_OK)
@@ -91,9 +93,11 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 
 		layer->n_max = expected->length + 16;
 		layer->planned = layer->committed = expected->length;
+		layer->gone_end = parent->layers[l].gone_end;
 		layer->row_ids = malloc(layer->n_max * sizeof(layer->row_ids[0]));
 		SIM_CHECK(layer->row_ids, "no memory for the model");
 		memcpy(layer->row_ids, parent->layers[l].row_ids,
 			expected->length * sizeof(layer->row_ids[0]));
 	}
+	sim_model_cut_windows(session->pool->spec, child, expected->length);
 }

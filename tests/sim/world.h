@@ -42,6 +42,7 @@ struct sim_config {
 	uint32_t pool_per_mille; /* pools made and deleted by control requests */
 	uint32_t tokens_per_item_max, items_max;
 	enum { SIM_END_SETTLE, SIM_END_DRAIN, SIM_END_ABANDON } end;
+	bool is_lasting; /* few sequences that become long: windows move on */
 	bool audits_every_turn;
 };
 
