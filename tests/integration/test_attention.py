@@ -75,18 +75,26 @@ class Attention(unittest.TestCase):
             self.assertEqual(client.server.q_len_max, 16)
             for name, options in OPTIONS.items():
                 with self.subTest(name), client.open(name) as session:
-                    session.append_layers(1, self.random(2, 90, KV_HEADS, D), self.random(2, 90, KV_HEADS, 48))
-                    for layer in range(2):
-                        self.check(session, layer, of_layer(options, layer))
+                    rows = [([], []) for _ in range(2)]
+                    for first, end in ((0, 2), (2, 16), (16, 32), (32, 33), (33, 48), (48, 60), (60, 64), (64, 80), (80, 90)):
+                        session.append_layers(1, self.random(2, end - first, KV_HEADS, D),
+                                              self.random(2, end - first, KV_HEADS, 48))
+                        for layer in range(2):  # as they are stored, and while they are there
+                            for kept, read in zip(rows[layer], session.read(1, layer, start=first)):
+                                kept.append(read)
+                            k, v = (np.concatenate(parts) for parts in rows[layer])
+                            self.check(session, layer, of_layer(options, layer), k, v)
 
-    def check(self, session, layer, options):
-        k, v = session.read(1, layer)
-        for q_len, seen, window, sinks, scale in ((1, None, 0, True, 0), (16, 90, 0, True, 0), (5, 33, 0, False, 0),
-                                                  (3, 60, 7, True, 0.2), (2, 2, 0, True, 0)):
+    def check(self, session, layer, options, k, v):
+        """Queries that the length of the sequence is for: a window's older rows are gone later on."""
+        for q_len, seen, window, sinks, scale in ((2, 2, 0, True, 0), (5, 33, 0, False, 0), (3, 60, 7, True, 0.2),
+                                                  (1, 90, 0, True, 0), (16, 90, 0, True, 0)):
+            if seen != len(k):
+                continue
             q = self.random(q_len, HEADS, D)
             out, lse = session.decode(1, layer, q, seen=seen, lse=True, window=window, sinks=sinks, scale=scale)
             for row in range(q_len):
-                here = dict(options, end=(seen or 90) - q_len + 1 + row)
+                here = dict(options, end=seen - q_len + 1 + row)
                 here["window"] = window or options.get("window", 0)
                 here["scale"] = scale or options.get("scale")
                 here["sinks"] = options.get("sinks") if sinks else None
