@@ -276,7 +276,9 @@ WRAPPED(void, kv_block_pool_disown, struct kv_block_pool *pool, kv_block_id id)
 {
 	__real_kv_block_pool_disown(pool, id);
 	if (sim_world_now) {
-		sim_world_now->counts.n_released++;
+		/* One owner less of several is a part of an append or of its copy, which have bounds of their
+		 * own. */
+		sim_world_now->counts.n_released += pool->owners[id.idx] == 0;
 		sim_world_now->n_changes++;
 	}
 }
@@ -289,6 +291,7 @@ WRAPPED(uint32_t, kv_domain_release, struct kv_domain *domain, uint32_t n_blocks
 		return n;
 	struct sim_world *world = sim_world_now;
 
+	SIM_CHECK(n <= n_blocks_max, "%u blocks lost an owner in one call", n);
 	SIM_CHECK(world->counts.n_released <= SRV_RELEASE_PER_TURN, "%u blocks were given back in one turn",
 		world->counts.n_released);
 	if (world->counts.n_released > world->maxima.n_released)
