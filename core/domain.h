@@ -203,6 +203,8 @@ struct kv_session *kv_session_next(struct kv_domain *domain, uint32_t *slot);
 uint32_t kv_domain_n_sessions(const struct kv_domain *domain);
 /* The connection is gone: it owns nothing any more; leases run on from now. */
 void kv_session_owner_lost(struct kv_domain *domain, uint64_t owner_id, uint64_t now_ns);
+/* Nobody owns the session any more, until it is attached again; its lease runs on. */
+void kv_session_fence(struct kv_domain *domain, struct kv_session *session);
 /* Renews all sessions of a connection (PING with session 0). */
 void kv_session_renew_owner(struct kv_domain *domain, uint64_t owner_id, uint64_t now_ns);
 

@@ -323,6 +323,11 @@ void kv_session_owner_lost(struct kv_domain *domain, uint64_t owner_id, uint64_t
 	}
 }
 
+void kv_session_fence(struct kv_domain *domain, struct kv_session *session)
+{
+	set_owner(domain, kv_container_of(session, struct kv_session_slot, session), 0);
+}
+
 void kv_session_renew_owner(struct kv_domain *domain, uint64_t owner_id, uint64_t now_ns)
 {
 	for (uint32_t i = kv_hash_index_first(&domain->owners, kv_owner_hash(domain, owner_id));

@@ -16,6 +16,7 @@
 #include "core/domain.h"
 #include "core/io.h"
 #include "core/report.h"
+#include "server/capacity.h"
 #include "server/metrics.h"
 
 #define SRV_CONTROL_PER_TURN 8u
@@ -23,15 +24,39 @@
 
 enum srv_control_kind {
 	SRV_CONTROL_INFO,
-	SRV_CONTROL_POOLS,       /* rows: pool */
-	SRV_CONTROL_POOL_CREATE, /* spec */
-	SRV_CONTROL_POOL_DELETE, /* name */
-	SRV_CONTROL_OCCUPANCY,   /* rows: pool */
-	SRV_CONTROL_SESSIONS,    /* rows: session; cursor */
-	SRV_CONTROL_SESSION,     /* id; rows: sequence; cursor = sequence id */
-	SRV_CONTROL_CONNECTIONS, /* rows: connection; cursor */
-	SRV_CONTROL_METRICS,     /* counters, gauges, rows: pool */
-	SRV_CONTROL_READY,       /* is_deep: run a known-answer decode now */
+	SRV_CONTROL_POOLS,          /* rows: pool */
+	SRV_CONTROL_POOL,           /* name; rows.pools[0] */
+	SRV_CONTROL_POOL_CREATE,    /* spec */
+	SRV_CONTROL_POOL_DELETE,    /* name */
+	SRV_CONTROL_OCCUPANCY,      /* rows: pool */
+	SRV_CONTROL_PLAN,           /* info, gauges */
+	SRV_CONTROL_SESSIONS,       /* rows: session; cursor, tenant, sort */
+	SRV_CONTROL_SESSION,        /* id; rows: sequence; cursor = sequence id */
+	SRV_CONTROL_SESSION_DELETE, /* id */
+	SRV_CONTROL_SEQUENCE,       /* id, sequence_id, group_idx; rows: block; cursor = table entry */
+	SRV_CONTROL_CONNECTIONS,    /* rows: connection; cursor */
+	SRV_CONTROL_METRICS,        /* counters, gauges, rows: pool */
+	SRV_CONTROL_READY,          /* is_deep: run a known-answer decode now */
+	SRV_CONTROL_SELF_TEST,      /* runs a known-answer decode now; is_passed, ready_reason */
+	SRV_CONTROL_AUDIT,          /* is_passed, error */
+	SRV_CONTROL_DRAIN,          /* gauges */
+};
+
+/* Order of a list of sessions; all but the first from the greatest down. */
+enum srv_session_sort {
+	SRV_SORT_NONE, /* as the table has them */
+	SRV_SORT_AGE,
+	SRV_SORT_SEQUENCES,
+	SRV_SORT_TOKENS,
+	SRV_SORT_BYTES,
+	SRV_SORT_ROWS_IN,
+	SRV_SORT_QUERIES,
+	SRV_N_SORTS
+};
+/* Where a session stands in a sorted list: greater keys first, then lower slots. */
+struct srv_session_key {
+	uint64_t key;
+	uint32_t slot_idx;
 };
 
 struct srv_pool_row {
@@ -64,6 +89,11 @@ struct srv_sequence_row {
 	struct kv_memory_report memory;
 };
 
+/* Entry of a block table. */
+struct srv_block_row {
+	uint32_t block_idx, n_owners; /* 0 owners: no window reaches it any more, its block was given back */
+};
+
 struct srv_connection_row {
 	uint64_t id;
 	struct kv_io_peer peer;
@@ -89,9 +119,13 @@ struct srv_control {
 	enum srv_control_kind kind;
 	/* asked */
 	char name[KV_SESSION_NAME_BYTES_MAX + 1];
-	uint64_t id, cursor;
+	uint64_t id, cursor, sequence_id, tenant;
 	uint32_t n_rows_max; /* 1..SRV_CONTROL_ROWS_MAX */
-	bool is_deep;
+	uint32_t group_idx;
+	enum srv_session_sort sort;
+	struct srv_session_key cursor_key; /* sorted: behind this one, where has_cursor_key */
+	bool is_deep, has_tenant, has_cursor_key;
+	struct srv_capacity_ask plan;
 	struct kv_pool_spec *spec; /* POOL_CREATE: the loop takes it over on OK and sets it to NULL */
 	/* answered */
 	enum kv_status status;
@@ -103,7 +137,12 @@ struct srv_control {
 		struct srv_session_row sessions[SRV_CONTROL_ROWS_MAX];
 		struct srv_sequence_row sequences[SRV_CONTROL_ROWS_MAX];
 		struct srv_connection_row connections[SRV_CONTROL_ROWS_MAX];
+		struct srv_block_row blocks[SRV_CONTROL_ROWS_MAX];
 	} rows;
+	struct srv_session_key cursor_key_next; /* sorted: where has_cursor_key_next */
+	bool has_cursor_key_next, is_passed;
+	uint32_t duration_us;
+	struct srv_sequence_row sequence; /* SEQUENCE: the sequence itself */
 	struct srv_info info;
 	struct srv_counters counters;
 	struct srv_gauges gauges;
@@ -112,7 +151,11 @@ struct srv_control {
 	/* Called by the loop thread when answered; the struct belongs to the control thread again. */
 	void (*done)(struct srv_control *control);
 	void *user;
-	struct srv_control *next; /* the mailbox's */
+	struct srv_control *next; /* the mailbox's, then the loop's while it goes on next turn */
+	/* The loop's while it goes on next turn. */
+	bool is_begun;
+	uint32_t scan_slot, n_keys;
+	struct srv_session_key keys[SRV_CONTROL_ROWS_MAX];
 };
 
 /* Version and commit of this build, for --version, start-up lines and /v1/info. */

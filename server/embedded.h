@@ -1,6 +1,6 @@
 /*
  * Files that are served as they lie in the source tree, compiled in by server/embed_files.py: the dashboard's
- * page, style and script. Constants; any thread.
+ * page, style and script, and the description of the control API. Constants; any thread.
  */
 #ifndef SERVER_EMBEDDED_H
 #define SERVER_EMBEDDED_H

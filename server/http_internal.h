@@ -1,5 +1,6 @@
 /*
- * The control thread, seen from inside. Only http.c, http_routes.c and their tests include this.
+ * The control thread, seen from inside. Only http*.c, route_*.c and their tests
+ * include this.
  *
  * Three threads meet here. The HTTP thread (libmicrohttpd's) runs the handler: it reads a request, posts a
  * call to the mailbox and suspends the connection. The loop thread answers: done() resumes the connection.
@@ -14,6 +15,7 @@
 #ifndef SERVER_HTTP_INTERNAL_H
 #define SERVER_HTTP_INTERNAL_H
 
+#include <jansson.h>
 #include <microhttpd.h>
 #include <pthread.h>
 
@@ -56,6 +58,39 @@ struct srv_http_call {
 	struct kv_list_node link;         /* http->calls while WAITING */
 };
 
+#define SRV_HTTP_NAMES_MAX 2u
+
+/* What a route may be asked with, behind the '?'. */
+enum srv_http_param {
+	SRV_PARAM_NONE = 0,
+	SRV_PARAM_PAGE = 1,   /* limit, cursor */
+	SRV_PARAM_DEEP = 2,   /* deep */
+	SRV_PARAM_TENANT = 4, /* tenant */
+	SRV_PARAM_SORT = 8,   /* sort */
+	SRV_PARAM_GROUP = 16, /* group */
+};
+
+/* Who may ask. Higher ones may do what lower ones may. */
+enum srv_http_access { SRV_ACCESS_OPEN, SRV_ACCESS_READ, SRV_ACCESS_ADMIN };
+
+/* One row of the table in http_routes.c. */
+struct srv_http_route {
+	const char *method; /* GET answers HEAD, too */
+	const char *path;   /* as the API document says it: "/v1/pools/{name}"; a part in braces is a name */
+	enum srv_http_access access;
+	unsigned params;  /* enum srv_http_param */
+	unsigned success; /* HTTP status */
+	enum srv_control_kind kind;
+	/* (optional) Answers without the loop. */
+	enum MHD_Result (*answer)(struct srv_http_request *request);
+	/* (optional) Reads names and body into the call. */
+	enum kv_status (*prepare)(
+		struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
+	void (*view)(const struct srv_control *control, struct srv_text *text); /* NULL: no body */
+};
+extern const struct srv_http_route srv_http_routes[];
+extern const size_t srv_http_n_routes;
+
 struct srv_http_request {
 	struct srv_http *http;
 	struct MHD_Connection *connection;
@@ -64,9 +99,9 @@ struct srv_http_request {
 	struct srv_http_call *call;         /* under http->lock while WAITING */
 	char *body;                         /* SRV_HTTP_BODY_BYTES_MAX + 1, once the first byte came */
 	uint64_t body_bytes;                /* seen; above the maximum the rest is thrown away */
-	char name[SRV_HTTP_NAME_BYTES];     /* last part of the path, unescaped */
-	char allow[32];                     /* 405 */
-	char location[KV_POOL_NAME_BYTES_MAX + 16]; /* 201 */
+	char names[SRV_HTTP_NAMES_MAX][SRV_HTTP_NAME_BYTES]; /* parts of the path that are names, unescaped */
+	char allow[48];                                      /* 405 */
+	char location[KV_POOL_NAME_BYTES_MAX + 16];          /* 201 */
 };
 
 struct srv_http {
@@ -89,13 +124,28 @@ struct srv_http {
 	struct kv_list calls; /* oldest first, so the first has the next deadline */
 };
 
-/* http_routes.c: one complete request, and the same once its call came back. HTTP thread. */
+/* http_request.c: one complete request, and the same once its call came back. HTTP thread. */
 enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *url, const char *method);
 enum MHD_Result srv_http_finish(struct srv_http_request *request);
 
+/* http_answer.c */
+#define SRV_TYPE_JSON    "application/json"
+#define SRV_TYPE_PROBLEM "application/problem+json"
+#define SRV_TYPE_METRICS "text/plain; version=0.0.4; charset=utf-8"
+/* Takes bytes over: kv_free(). */
+enum MHD_Result srv_http_queue(struct srv_http_request *request, unsigned http_status, const char *type,
+	char *bytes, size_t n_bytes);
+/* Takes the text over. */
+enum MHD_Result srv_http_queue_text(
+	struct srv_http_request *request, unsigned http_status, const char *type, struct srv_text *text);
 /* Queues a problem; also from the very first callback of a request, which closes the connection. */
 enum MHD_Result srv_http_problem(
 	struct srv_http_request *request, unsigned http_status, const char *code, const char *detail);
+/* The problem of a status; detail NULL or empty: the status's own text. */
+enum MHD_Result srv_http_refuse(struct srv_http_request *request, enum kv_status status, const char *detail);
+/* The body as one JSON object; json_decref() it. BAD_CONFIG says what was wrong; `what` names the object. */
+KV_MUST_CHECK enum kv_status srv_http_body(
+	struct srv_http_request *request, const char *what, json_t **json, struct kv_error *err);
 
 /* http_dashboard.c: GET / and the two files that its page loads. */
 enum MHD_Result srv_http_answer_page(struct srv_http_request *request);

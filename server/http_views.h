@@ -14,21 +14,46 @@
 #include "server/http_text.h"
 #include "server/options.h"
 
+/* route_info.c, route_pools.c, route_occupancy.c, route_plan.c */
 void srv_view_info(const struct srv_control *control, struct srv_text *text);
 void srv_view_pools(const struct srv_control *control, struct srv_text *text);
+/* One pool, rows.pools[0], with its memory. */
+void srv_view_pool(const struct srv_control *control, struct srv_text *text);
 /* POST /v1/pools: the pool that was made, rows.pools[0]; just its name where the loop gave no row. */
 void srv_view_pool_created(const struct srv_control *control, struct srv_text *text);
 void srv_view_occupancy(const struct srv_control *control, struct srv_text *text);
+void srv_view_plan(const struct srv_control *control, struct srv_text *text);
+/* route_sessions.c, route_connections.c */
 void srv_view_sessions(const struct srv_control *control, struct srv_text *text);
 void srv_view_session(const struct srv_control *control, struct srv_text *text);
+void srv_view_sequence(const struct srv_control *control, struct srv_text *text);
 void srv_view_connections(const struct srv_control *control, struct srv_text *text);
+/* route_health.c, route_admin.c */
 void srv_view_ready(const struct srv_control *control, struct srv_text *text);
 void srv_view_live(uint64_t turn_age_ms, struct srv_text *text);
+void srv_view_self_test(const struct srv_control *control, struct srv_text *text);
+void srv_view_audit(const struct srv_control *control, struct srv_text *text);
+void srv_view_drain(const struct srv_control *control, struct srv_text *text);
 /* RFC 9457. `code`: the name of a status (proto/status.h), or the control API's own word. */
 void srv_view_problem(unsigned http_status, const char *code, const char *detail, struct srv_text *text);
 
-/* Prometheus text 0.0.4 (http_metrics.c). */
+/* Prometheus text 0.0.4 (route_metrics.c). */
 void srv_view_metrics(
 	const struct srv_control *control, const struct srv_options *options, struct srv_text *text);
+
+/* ---- parts that several views share (http_views.c) ---- */
+
+/* Which members of the memory report mean something for what is shown. */
+enum srv_view_report_kind { SRV_REPORT_SEQUENCE, SRV_REPORT_SESSION, SRV_REPORT_POOL };
+void srv_view_report(
+	struct srv_text *text, const struct kv_memory_report *report, enum srv_view_report_kind kind);
+void srv_view_sum_reports(struct kv_memory_report *sum, const struct kv_memory_report *report);
+void srv_view_blocks(struct srv_text *text, const struct kv_block_counts *blocks);
+/* Over all groups. */
+struct kv_block_counts srv_view_pool_blocks(const struct srv_pool_row *pool);
+void srv_view_sum_blocks(struct kv_block_counts *sum, const struct kv_block_counts *blocks);
+void srv_view_cursor(struct srv_text *text, const struct srv_control *control);
+uint32_t srv_view_n_pools(const struct srv_control *control);
+uint32_t srv_view_n_rows(const struct srv_control *control);
 
 #endif

@@ -188,6 +188,7 @@ struct srv_probe {
 	uint64_t area_bytes;
 	bool is_running, is_passed;
 	uint64_t started_ns, passed_ns, next_ns;
+	uint32_t duration_us;
 	char reason[160]; /* why the last one failed */
 	struct srv_control *deep[SRV_DEEP_WAITING_MAX];
 	uint32_t n_deep;
@@ -220,7 +221,9 @@ struct srv_server {
 	uint64_t now_ns, started_ns, turns, last_event_ns, next_timer_ns;
 	bool is_draining, is_lost, has_finished; /* has_finished: a request ended this turn */
 	uint64_t drain_end_ns;
-	uint64_t n_work; /* counted per turn by the simulation: released blocks */
+	uint64_t n_work;            /* counted per turn by the simulation: released blocks */
+	struct srv_control *parked; /* control requests that go on next turn */
+	uint32_t n_parked;
 	struct srv_log_gate gate_protocol, gate_slow, gate_accept, gate_submit;
 };
 
@@ -278,12 +281,25 @@ uint32_t srv_reply_header(const struct srv_conn *conn, uint8_t *room, enum kv_st
 /* Sends the reply that was written to the room, and goes on with the next frame. */
 void srv_reply_send(struct srv_conn *conn, uint32_t n_bytes);
 
+/* control.c: answers what is parked, because the loop ends */
+void srv_control_stop(struct srv_server *server);
+/* control_gauges.c */
+void srv_control_info(struct srv_server *server, struct srv_info *info);
+/* control_lists.c. False: goes on next turn. */
+KV_MUST_CHECK bool srv_control_sessions(struct srv_server *server, struct srv_control *control);
+KV_MUST_CHECK bool srv_control_session_delete(struct srv_server *server, struct srv_control *control);
+void srv_control_session(struct srv_server *server, struct srv_control *control);
+void srv_control_sequence(struct srv_server *server, struct srv_control *control);
+void srv_control_connections(struct srv_server *server, struct srv_control *control);
+
 /* operations.c: answers the frame in server->scratch, or parks the connection */
 void srv_op_pool_info(struct srv_conn *conn);
 void srv_op_open(struct srv_conn *conn); /* and ATTACH */
 void srv_op_close(struct srv_conn *conn, struct kv_session *session);
 void srv_op_tell(struct srv_conn *conn, struct kv_session *session);
 void srv_op_items(struct srv_conn *conn, struct kv_session *session); /* TRUNCATE, FREE, FORK */
+/* Closes a session that has nothing queued; what is in batches finishes without it. */
+void srv_session_close(struct srv_server *server, struct kv_session *session);
 
 /* rows.c */
 void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body);

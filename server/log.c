@@ -23,6 +23,11 @@ void srv_log_set_level(enum srv_log_level level)
 	atomic_store_explicit(&level_max, (int)level, memory_order_relaxed);
 }
 
+enum srv_log_level srv_log_level_now(void)
+{
+	return (enum srv_log_level)atomic_load_explicit(&level_max, memory_order_relaxed);
+}
+
 static bool is_written(enum srv_log_level level)
 {
 	return (int)level <= atomic_load_explicit(&level_max, memory_order_relaxed);

@@ -12,6 +12,7 @@
 enum srv_log_level { SRV_LOG_ERROR = 3, SRV_LOG_WARNING = 4, SRV_LOG_INFO = 6, SRV_LOG_DEBUG = 7 };
 
 void srv_log_set_level(enum srv_log_level level);
+enum srv_log_level srv_log_level_now(void);
 void srv_log(enum srv_log_level level, const char *fmt, ...) KV_PRINTF(2, 3);
 /* At most one line a second per `gate`; the next line says how many were left out. Loop thread. */
 struct srv_log_gate {

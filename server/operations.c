@@ -242,6 +242,12 @@ static void forget_session(struct srv_server *server, const struct kv_session *s
 	}
 }
 
+void srv_session_close(struct srv_server *server, struct kv_session *session)
+{
+	forget_session(server, session);
+	kv_session_close(server->domain, session, false);
+}
+
 void srv_op_close(struct srv_conn *conn, struct kv_session *session)
 {
 	struct srv_server *server = conn->server;
@@ -254,8 +260,7 @@ void srv_op_close(struct srv_conn *conn, struct kv_session *session)
 
 	if (!room)
 		return;
-	forget_session(server, session);
-	kv_session_close(server->domain, session, false);
+	srv_session_close(server, session);
 	srv_reply_send(conn, srv_reply_header(conn, room, KV_OK, 0, 0, 0));
 }
 

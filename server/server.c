@@ -194,11 +194,21 @@ static void take_events(struct srv_server *server, int64_t timeout_ns)
 		server->last_event_ns = server->now_ns;
 }
 
+/* Those that go on have had their share of this turn. */
 static void take_control(struct srv_server *server)
 {
-	for (uint32_t i = 0; server->seams.mailbox && i < SRV_CONTROL_PER_TURN; i++) {
-		struct srv_control *control = srv_mailbox_take(server->seams.mailbox);
+	struct srv_control *parked = server->parked, *control;
+	uint32_t n = server->n_parked;
 
+	server->parked = NULL;
+	server->n_parked = 0;
+	while ((control = parked) != NULL) {
+		parked = control->next;
+		control->next = NULL;
+		srv_server_control(server, control);
+	}
+	for (; server->seams.mailbox && n < SRV_CONTROL_PER_TURN; n++) {
+		control = srv_mailbox_take(server->seams.mailbox);
 		if (!control)
 			return;
 		srv_server_control(server, control);
@@ -261,6 +271,9 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 		return 0;
 	if (server->seams.mailbox && !srv_mailbox_is_empty(server->seams.mailbox))
 		return 0;
+	/* Some wait for a batch to be sealed: not at once again, but soon. */
+	if (server->parked)
+		wait_ns = until(now_ns, now_ns + KV_NS_PER_MS / 10, wait_ns);
 	if (server->options->busy_poll_us > 0 &&
 		now_ns - server->last_event_ns < server->options->busy_poll_us * KV_NS_PER_US)
 		return 0;
@@ -327,6 +340,7 @@ void srv_server_answer_waiting(struct srv_server *server)
 		control->done(control);
 	}
 	server->probe.n_deep = 0;
+	srv_control_stop(server);
 }
 
 void srv_server_describe(struct srv_server *server, struct kv_backend_info *device, struct srv_gauges *gauges)

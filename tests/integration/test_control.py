@@ -454,8 +454,8 @@ class Pools(Case):
         for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
             self.problem(415, "UNSUPPORTED_MEDIA_TYPE", "POST", "/v1/pools", EXTRA, {"Content-Type": content_type})
         for method, path in [("PUT", "/v1/pools"), ("POST", "/v1/info"), ("DELETE", "/v1/pools"),
-                             ("GET", "/v1/pools/demo"),
-                             ("POST", "/livez"), ("PATCH", "/v1/config"), ("DELETE", "/v1/sessions/0000000000000001")]:
+                             ("POST", "/v1/pools/demo"),
+                             ("POST", "/livez"), ("PATCH", "/v1/config"), ("PUT", "/v1/sessions/0000000000000001")]:
             self.problem(405, "METHOD_NOT_ALLOWED", method, path, EXTRA if method == "POST" else None)
         for path in ("/v1", "/v1/nothing", "/v1/pools/", "/env", "/debug", "/v1/config/../config", "//livez"):
             self.problem(404, "NOT_FOUND", "GET", path)

@@ -39,9 +39,11 @@ enum kv_test_loop_mode {
 struct kv_test_asked {
 	enum srv_control_kind kind;
 	char name[KV_SESSION_NAME_BYTES_MAX + 1];
-	uint64_t id, cursor;
-	uint32_t n_rows_max;
-	bool is_deep, has_spec;
+	uint64_t id, cursor, sequence_id, tenant;
+	uint32_t n_rows_max, group_idx;
+	enum srv_session_sort sort;
+	struct srv_session_key cursor_key;
+	bool is_deep, has_spec, has_tenant, has_cursor_key;
 };
 
 struct kv_test_http {
@@ -86,6 +88,7 @@ static inline void kv_test_fill(struct kv_test_http *test, struct srv_control *c
 			snprintf(control->ready_reason, sizeof(control->ready_reason), "%s",
 				test->answer_text);
 		break;
+	case SRV_CONTROL_POOL:
 	case SRV_CONTROL_POOLS:
 	case SRV_CONTROL_OCCUPANCY:
 	case SRV_CONTROL_METRICS:
@@ -106,10 +109,7 @@ static inline void kv_test_fill(struct kv_test_http *test, struct srv_control *c
 			control->spec = NULL;
 		}
 		break;
-	case SRV_CONTROL_INFO:
-	case SRV_CONTROL_POOL_DELETE:
-	case SRV_CONTROL_SESSION:
-	case SRV_CONTROL_CONNECTIONS:
+	default:
 		break;
 	}
 }
@@ -124,6 +124,13 @@ static inline void kv_test_answer(struct kv_test_http *test, struct srv_control 
 	test->asked.n_rows_max = control->n_rows_max;
 	test->asked.is_deep = control->is_deep;
 	test->asked.has_spec = control->spec != NULL;
+	test->asked.sequence_id = control->sequence_id;
+	test->asked.tenant = control->tenant;
+	test->asked.has_tenant = control->has_tenant;
+	test->asked.group_idx = control->group_idx;
+	test->asked.sort = control->sort;
+	test->asked.cursor_key = control->cursor_key;
+	test->asked.has_cursor_key = control->has_cursor_key;
 	kv_test_fill(test, control);
 	pthread_mutex_unlock(&test->lock);
 	control->done(control);

@@ -108,6 +108,7 @@ static void draw_behaviour(struct sim_config *config, struct sim_rng *rng)
 	config->control_per_mille = sim_chance(rng, 300) ? 100 : 0;
 	config->pool_per_mille = sim_chance(rng, 300) ? 200 : 0;
 	config->fork_per_mille = sim_chance(rng, 500) ? 30 : 200;
+	config->session_delete_per_mille = sim_chance(rng, 300) ? 50 : 0;
 	config->tokens_per_item_max = sim_between(rng, 4, 40);
 	config->items_max = sim_between(rng, 1, 5);
 	config->end = sim_chance(rng, 600) ? SIM_END_SETTLE

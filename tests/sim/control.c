@@ -22,8 +22,29 @@ static void check_sessions(const struct sim_world *world, const struct srv_contr
 				strcmp(row->name, session->name) == 0,
 			"a session is listed with other values");
 	}
+	for (uint32_t i = 1; control->sort == SRV_SORT_ROWS_IN && i < control->n_rows; i++)
+		SIM_CHECK(control->rows.sessions[i - 1].n_rows_in >= control->rows.sessions[i].n_rows_in,
+			"a sorted list is not in order");
+	if (control->sort != SRV_SORT_NONE) {
+		const uint32_t n =
+			world->model.n_open < control->n_rows_max ? world->model.n_open : control->n_rows_max;
+
+		SIM_CHECK(control->n_rows == n, "%u of %u sessions are listed in order", control->n_rows, n);
+		return;
+	}
 	SIM_CHECK(control->cursor > 0 || control->cursor_next > 0 || control->n_rows == world->model.n_open,
 		"%u sessions are listed, %u are open", control->n_rows, world->model.n_open);
+}
+
+/* A page of a block table: not more blocks than the sequence has. */
+static void check_sequence(const struct srv_control *control)
+{
+	uint32_t n_owned = 0;
+
+	for (uint32_t i = 0; control->status == KV_OK && i < control->n_rows; i++)
+		n_owned += control->rows.blocks[i].n_owners > 0;
+	SIM_CHECK(control->status != KV_OK || n_owned <= control->sequence.n_blocks,
+		"%u blocks are listed, the sequence has %u", n_owned, control->sequence.n_blocks);
 }
 
 static void check_session(const struct sim_world *world, const struct srv_control *control)
@@ -79,7 +100,7 @@ static void done(struct srv_control *control)
 	SIM_CHECK(control->n_rows <= SRV_CONTROL_ROWS_MAX, "a snapshot of %u rows", control->n_rows);
 	/* Pools are few: all of them always. */
 	SIM_CHECK(control->n_rows <= control->n_rows_max || control->kind == SRV_CONTROL_POOLS ||
-			control->kind == SRV_CONTROL_OCCUPANCY,
+			control->kind == SRV_CONTROL_OCCUPANCY || control->kind == SRV_CONTROL_METRICS,
 		"a snapshot of %u rows, %u were asked for", control->n_rows, control->n_rows_max);
 	if (control->n_rows > world->maxima.n_rows)
 		world->maxima.n_rows = control->n_rows;
@@ -98,6 +119,13 @@ static void done(struct srv_control *control)
 		SIM_CHECK(control->cursor > 0 || control->cursor_next > 0 ||
 				control->n_rows == world->server->n_conns,
 			"%u connections are listed, %u are open", control->n_rows, world->server->n_conns);
+		break;
+	case SRV_CONTROL_SEQUENCE:
+		check_sequence(control);
+		break;
+	case SRV_CONTROL_SESSION_DELETE:
+		SIM_CHECK(control->status != KV_OK || !sim_model_session(&world->model, control->id)->is_open,
+			"a deleted session is open");
 		break;
 	case SRV_CONTROL_POOL_CREATE:
 		SIM_CHECK(control->status == KV_OK || control->status == KV_EXISTS ||
@@ -119,7 +147,8 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 {
 	static const enum srv_control_kind kinds[] = { SRV_CONTROL_INFO, SRV_CONTROL_POOLS,
 		SRV_CONTROL_OCCUPANCY, SRV_CONTROL_SESSIONS, SRV_CONTROL_SESSION, SRV_CONTROL_CONNECTIONS,
-		SRV_CONTROL_READY };
+		SRV_CONTROL_READY, SRV_CONTROL_SELF_TEST, SRV_CONTROL_POOL, SRV_CONTROL_PLAN,
+		SRV_CONTROL_SEQUENCE, SRV_CONTROL_METRICS };
 	struct srv_control *control = &asked->control;
 
 	kv_pool_spec_destroy(control->spec);
@@ -130,8 +159,19 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 	control->is_deep = sim_chance(&world->rng, 500);
 	control->done = done;
 	control->user = world;
-	if (control->kind == SRV_CONTROL_SESSION && world->model.sessions)
+	if ((control->kind == SRV_CONTROL_SESSION || control->kind == SRV_CONTROL_SEQUENCE) &&
+		world->model.sessions)
 		control->id = world->model.sessions->handle;
+	control->sequence_id = sim_between(&world->rng, 1, 4);
+	control->sort = sim_chance(&world->rng, 500)
+		? SRV_SORT_NONE
+		: (enum srv_session_sort)sim_below(&world->rng, SRV_N_SORTS);
+	control->has_cursor_key = control->has_tenant = false;
+	snprintf(control->name, sizeof(control->name), "%s", sim_pool_name(0));
+	if (world->model.sessions && sim_chance(&world->rng, world->config.session_delete_per_mille)) {
+		control->kind = SRV_CONTROL_SESSION_DELETE;
+		control->id = world->model.sessions->handle;
+	}
 	if (sim_chance(&world->rng, 300))
 		control->cursor = sim_below(&world->rng, 8);
 	if (sim_chance(&world->rng, world->config.pool_per_mille)) {

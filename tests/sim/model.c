@@ -223,6 +223,16 @@ static void orphan_sequence(struct sim_session *session, struct sim_sequence **l
 		sim_sequence_free(sequence);
 }
 
+static void end_session(struct sim_model *model, struct sim_session *session, bool is_expired)
+{
+	session->is_open = false;
+	session->is_expired = is_expired;
+	memset(session->reserve_left, 0, sizeof(session->reserve_left));
+	model->n_open--;
+	while (session->sequences)
+		orphan_sequence(session, &session->sequences);
+}
+
 void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired, uint64_t now_ns)
 {
 	struct sim_session *session = open_session(model, handle);
@@ -237,12 +247,25 @@ void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired,
 	} else {
 		sim_model_add_control(model, session->owner_id, KVP_OP_CLOSE, KV_OK, handle);
 	}
-	session->is_open = false;
-	session->is_expired = is_expired;
-	memset(session->reserve_left, 0, sizeof(session->reserve_left));
-	model->n_open--;
-	while (session->sequences)
-		orphan_sequence(session, &session->sequences);
+	end_session(model, session, is_expired);
+}
+
+void sim_model_deleted(struct sim_model *model, uint64_t handle)
+{
+	struct sim_session *session = open_session(model, handle);
+
+	SIM_CHECK(session->owner_id == 0, "a session is deleted under its owner");
+	end_session(model, session, false);
+}
+
+void sim_model_fenced(struct sim_model *model, uint64_t handle, uint64_t now_ns)
+{
+	struct sim_session *session = sim_model_session(model, handle);
+
+	if (!session || !session->is_open || session->owner_id == 0)
+		return;
+	session->owner_id = 0;
+	session->owner_changed_ns = now_ns;
 }
 
 void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t now_ns)

@@ -116,6 +116,9 @@ void sim_model_opened(struct sim_model *model, const struct kv_open_params *para
 void sim_model_attached(struct sim_model *model, const char *name, uint32_t name_bytes, uint64_t tenant,
 	uint64_t owner_id, enum kv_status status, const struct kv_session *real, uint64_t now_ns);
 void sim_model_closed(struct sim_model *model, uint64_t handle, bool is_expired, uint64_t now_ns);
+/* A control request takes a session from its owner, and closes it once nothing of it is queued. */
+void sim_model_fenced(struct sim_model *model, uint64_t handle, uint64_t now_ns);
+void sim_model_deleted(struct sim_model *model, uint64_t handle);
 void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t now_ns);
 void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length,
 	enum kv_status status);

@@ -205,7 +205,9 @@ WRAPPED(void, kv_session_close, struct kv_domain *domain, struct kv_session *ses
 	const uint64_t handle = session->handle;
 
 	__real_kv_session_close(domain, session, is_expired);
-	if (is_watched(domain))
+	if (is_watched(domain) && sim_world_now->in_control)
+		sim_model_deleted(&sim_world_now->model, handle);
+	else if (is_watched(domain))
 		sim_model_closed(&sim_world_now->model, handle, is_expired, sim_world_now->server->now_ns);
 }
 
@@ -326,6 +328,8 @@ WRAPPED(void, srv_server_control, struct srv_server *server, struct srv_control 
 	SIM_CHECK(n <= SRV_CONTROL_PER_TURN, "%u control requests were answered in one turn", n);
 	if (n > world->maxima.n_controls)
 		world->maxima.n_controls = n;
+	if (control->kind == SRV_CONTROL_SESSION_DELETE)
+		sim_model_fenced(&world->model, control->id, world->server->now_ns);
 	world->in_control = true;
 	__real_srv_server_control(server, control);
 	world->in_control = false;

@@ -1,0 +1,256 @@
+/*
+ * Answers to control requests: bounded snapshots of what the loop owns, as plain structs. Nothing is rendered
+ * here. What would be too much for one turn (a look at every session) is parked and goes on next turn; parked
+ * ones count against SRV_CONTROL_PER_TURN, so at most that many are parked at a time.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/format.h"
+#include "server/internal.h"
+
+static void fill_pool(const struct kv_pool *pool, struct srv_pool_row *row)
+{
+	const struct kv_pool_spec *spec = pool->spec;
+
+	memset(row, 0, sizeof(*row));
+	snprintf(row->name, sizeof(row->name), "%s", spec->name);
+	snprintf(row->k_format, sizeof(row->k_format), "%s", kv_pool_spec_format_name(spec, false));
+	snprintf(row->v_format, sizeof(row->v_format), "%s", kv_pool_spec_format_name(spec, true));
+	row->n_layers = spec->n_layers;
+	row->q_heads = spec->q_heads;
+	row->kv_heads = spec->kv_heads;
+	row->k_head_dim = spec->k_head_dim;
+	row->v_head_dim = spec->v_head_dim;
+	row->block_size = spec->block_size;
+	row->n_groups = spec->n_groups;
+	row->n_tables = spec->n_tables;
+	row->tokens_max = spec->tokens_max;
+	row->fingerprint = spec->fingerprint;
+	row->arena_bytes = pool->arena_bytes;
+	row->n_sessions = pool->n_sessions;
+	row->n_sequences = pool->n_sequences;
+	for (uint32_t g = 0; g < spec->n_tables; g++) {
+		row->blocks[g] = pool->blocks[g].counts;
+		row->block_bytes[g] = spec->token_bytes[g] * spec->block_size;
+	}
+	kv_report_pool(pool, &row->memory);
+}
+
+static void answer_pools(struct srv_server *server, struct srv_control *control)
+{
+	struct kv_pool *pool;
+
+	while (control->n_rows < KV_POOLS_MAX && (pool = kv_domain_pool_at(server->domain, control->n_rows)))
+		fill_pool(pool, &control->rows.pools[control->n_rows++]);
+}
+
+static struct kv_pool *find_pool(struct srv_server *server, struct srv_control *control)
+{
+	struct kv_pool *pool =
+		kv_domain_pool_by_name(server->domain, control->name, (uint32_t)strlen(control->name));
+
+	if (!pool)
+		control->status = kv_fail(&control->error, KV_NOT_FOUND, "no pool \"%s\"", control->name);
+	return pool;
+}
+
+static void answer_pool(struct srv_server *server, struct srv_control *control)
+{
+	const struct kv_pool *pool = find_pool(server, control);
+
+	if (!pool)
+		return;
+	fill_pool(pool, &control->rows.pools[0]);
+	control->n_rows = 1;
+}
+
+static void create_pool(struct srv_server *server, struct srv_control *control)
+{
+	struct kv_pool *pool;
+
+	if (server->is_draining) {
+		control->status = kv_fail(&control->error, KV_DRAINING, "the daemon is draining");
+		return;
+	}
+	control->status = srv_pool_create(server, control->spec, &pool, &control->error);
+	if (control->status != KV_OK)
+		return;
+	control->spec = NULL;
+	fill_pool(pool, &control->rows.pools[0]);
+	control->n_rows = 1;
+}
+
+static void delete_pool(struct srv_server *server, struct srv_control *control)
+{
+	struct kv_pool *pool = find_pool(server, control);
+
+	if (pool)
+		control->status = srv_pool_remove(server, pool, &control->error);
+}
+
+static void answer_ready(struct srv_server *server, struct srv_control *control)
+{
+	const bool is_ready =
+		srv_probe_is_ready(server, control->ready_reason, sizeof(control->ready_reason));
+
+	control->status = is_ready ? KV_OK : KV_UNAVAILABLE;
+}
+
+/* For /readyz?deep=1 and the self-test. False: the probe answers it. */
+static bool answer_after_probe(struct srv_server *server, struct srv_control *control)
+{
+	if (!control->is_deep && control->kind == SRV_CONTROL_READY) {
+		answer_ready(server, control);
+		return true;
+	}
+	if (server->probe.n_deep == SRV_DEEP_WAITING_MAX || server->is_lost) {
+		if (control->kind == SRV_CONTROL_READY)
+			answer_ready(server, control);
+		else
+			control->status = kv_fail(&control->error,
+				server->is_lost ? KV_DEVICE_LOST : KV_BUSY_RETRY, "%s",
+				server->is_lost ? "device lost" : "enough self-tests wait already");
+		return true;
+	}
+	control->is_begun = false;
+	server->probe.deep[server->probe.n_deep++] = control;
+	server->probe.next_ns = server->now_ns;
+	return false;
+}
+
+static void answer_audit(struct srv_server *server, struct srv_control *control)
+{
+	const uint64_t begun_ns = kv_clock_now_ns(server->seams.clock);
+	const enum kv_status status = srv_server_audit(server, &control->error);
+
+	control->duration_us = (uint32_t)srv_us_since(kv_clock_now_ns(server->seams.clock), begun_ns);
+	control->is_passed = status == KV_OK;
+	if (status == KV_NO_MEMORY)
+		control->status = status;
+	if (status == KV_INTERNAL)
+		srv_log(SRV_LOG_ERROR, "audit: %s", control->error.msg);
+}
+
+static void begin(struct srv_control *control)
+{
+	control->status = KV_OK;
+	control->error.msg[0] = '\0';
+	control->n_rows = control->n_keys = control->scan_slot = 0;
+	control->cursor_next = 0;
+	control->has_cursor_key_next = control->is_passed = false;
+	control->duration_us = 0;
+	control->is_begun = true;
+	if (control->n_rows_max == 0 || control->n_rows_max > SRV_CONTROL_ROWS_MAX)
+		control->n_rows_max = SRV_CONTROL_ROWS_MAX;
+}
+
+/* Asks about pools and the daemon as a whole. */
+static void answer_whole(struct srv_server *server, struct srv_control *control)
+{
+	switch (control->kind) {
+	case SRV_CONTROL_POOLS:
+		answer_pools(server, control);
+		break;
+	case SRV_CONTROL_OCCUPANCY:
+		srv_control_info(server, &control->info);
+		answer_pools(server, control);
+		break;
+	case SRV_CONTROL_METRICS:
+		srv_control_info(server, &control->info);
+		answer_pools(server, control);
+		control->counters = server->counters;
+		break;
+	case SRV_CONTROL_DRAIN:
+		srv_log(SRV_LOG_INFO, "draining: asked for over HTTP");
+		srv_server_drain(server);
+		break;
+	default:
+		srv_control_info(server, &control->info);
+		break;
+	}
+	srv_server_gauges(server, &control->gauges);
+}
+
+/* False: parked, or somebody else answers it. */
+static bool answer(struct srv_server *server, struct srv_control *control, bool *is_parked)
+{
+	bool is_done = true;
+
+	switch (control->kind) {
+	case SRV_CONTROL_INFO:
+	case SRV_CONTROL_POOLS:
+	case SRV_CONTROL_PLAN:
+	case SRV_CONTROL_OCCUPANCY:
+	case SRV_CONTROL_METRICS:
+	case SRV_CONTROL_DRAIN:
+		answer_whole(server, control);
+		break;
+	case SRV_CONTROL_POOL:
+		answer_pool(server, control);
+		break;
+	case SRV_CONTROL_POOL_CREATE:
+		create_pool(server, control);
+		break;
+	case SRV_CONTROL_POOL_DELETE:
+		delete_pool(server, control);
+		break;
+	case SRV_CONTROL_SESSIONS:
+		is_done = srv_control_sessions(server, control);
+		break;
+	case SRV_CONTROL_SESSION:
+		srv_control_session(server, control);
+		break;
+	case SRV_CONTROL_SESSION_DELETE:
+		is_done = srv_control_session_delete(server, control);
+		break;
+	case SRV_CONTROL_SEQUENCE:
+		srv_control_sequence(server, control);
+		break;
+	case SRV_CONTROL_CONNECTIONS:
+		srv_control_connections(server, control);
+		break;
+	case SRV_CONTROL_READY:
+	case SRV_CONTROL_SELF_TEST:
+		return answer_after_probe(server, control);
+	case SRV_CONTROL_AUDIT:
+		answer_audit(server, control);
+		break;
+	}
+	*is_parked = !is_done;
+	return is_done;
+}
+
+void srv_server_control(struct srv_server *server, struct srv_control *control)
+{
+	bool is_parked = false;
+
+	if (!control->is_begun) {
+		server->counters.control_requests++;
+		begin(control);
+	}
+	if (answer(server, control, &is_parked)) {
+		control->is_begun = false;
+		control->done(control);
+		return;
+	}
+	if (!is_parked)
+		return;
+	control->next = server->parked;
+	server->parked = control;
+	server->n_parked++;
+}
+
+void srv_control_stop(struct srv_server *server)
+{
+	struct srv_control *control;
+
+	while ((control = server->parked) != NULL) {
+		server->parked = control->next;
+		server->n_parked--;
+		control->next = NULL;
+		control->is_begun = false;
+		control->status = kv_fail(&control->error, KV_DRAINING, "the daemon is stopping");
+		control->done(control);
+	}
+}

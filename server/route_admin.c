@@ -1,0 +1,22 @@
+/* What an operator does to the daemon as a whole: GET /v1/audit, POST /v1/drain. */
+#include "server/http_views.h"
+
+void srv_view_audit(const struct srv_control *control, struct srv_text *text)
+{
+	srv_text_open(text, NULL, '{');
+	srv_text_bool(text, "is_clean", control->is_passed);
+	srv_text_string(text, "difference", control->is_passed ? NULL : control->error.msg);
+	srv_text_u64(text, "duration_us", control->duration_us);
+	srv_text_close(text, '}');
+}
+
+void srv_view_drain(const struct srv_control *control, struct srv_text *text)
+{
+	srv_text_open(text, NULL, '{');
+	srv_text_string(text, "status", "draining");
+	srv_text_u64(text, "n_connections", control->gauges.n_connections);
+	srv_text_u64(text, "n_sessions", control->gauges.n_sessions);
+	srv_text_u64(text, "n_queued", control->gauges.n_queued);
+	srv_text_u64(text, "n_batches_in_flight", control->gauges.n_batches_in_flight);
+	srv_text_close(text, '}');
+}

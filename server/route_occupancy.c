@@ -1,0 +1,58 @@
+/* GET /v1/occupancy: what takes the memory, by state and by kind. */
+#include "server/http_views.h"
+
+static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row *pool)
+{
+	const struct kv_block_counts blocks = srv_view_pool_blocks(pool);
+
+	srv_text_open(text, NULL, '{');
+	srv_text_string(text, "name", pool->name);
+	srv_text_u64(text, "arena_bytes", pool->arena_bytes);
+	srv_text_u64(text, "n_sessions", pool->n_sessions);
+	srv_text_u64(text, "n_sequences", pool->n_sequences);
+	srv_view_blocks(text, &blocks);
+	srv_text_open(text, "groups", '[');
+	for (uint32_t i = 0; i < pool->n_groups && i < KV_GROUPS_MAX; i++) {
+		srv_text_open(text, NULL, '{');
+		srv_text_u64(text, "block_bytes", pool->block_bytes[i]);
+		srv_view_blocks(text, &pool->blocks[i]);
+		srv_text_close(text, '}');
+	}
+	srv_text_close(text, ']');
+	srv_view_report(text, &pool->memory, SRV_REPORT_POOL);
+	srv_text_close(text, '}');
+}
+
+void srv_view_occupancy(const struct srv_control *control, struct srv_text *text)
+{
+	struct kv_block_counts blocks = { 0 };
+	struct kv_memory_report memory = { 0 };
+	uint64_t n_sessions = 0, n_sequences = 0;
+
+	srv_text_open(text, NULL, '{');
+	srv_text_open(text, "pools", '[');
+	for (uint32_t i = 0; i < srv_view_n_pools(control); i++) {
+		const struct srv_pool_row *pool = &control->rows.pools[i];
+		const struct kv_block_counts one = srv_view_pool_blocks(pool);
+
+		add_pool_occupancy(text, pool);
+		srv_view_sum_blocks(&blocks, &one);
+		srv_view_sum_reports(&memory, &pool->memory);
+		n_sessions += pool->n_sessions;
+		n_sequences += pool->n_sequences;
+	}
+	srv_text_close(text, ']');
+	srv_text_open(text, "totals", '{');
+	srv_text_u64(text, "n_pools", srv_view_n_pools(control));
+	srv_text_u64(text, "n_sessions", n_sessions);
+	srv_text_u64(text, "n_sequences", n_sequences);
+	srv_view_blocks(text, &blocks);
+	srv_view_report(text, &memory, SRV_REPORT_POOL);
+	srv_text_close(text, '}');
+	srv_text_open(text, "arena", '{');
+	srv_text_u64(text, "total_bytes", control->gauges.arena_bytes);
+	srv_text_u64(text, "used_bytes", control->gauges.arena_used_bytes);
+	srv_text_u64(text, "free_bytes", control->gauges.arena_bytes - control->gauges.arena_used_bytes);
+	srv_text_close(text, '}');
+	srv_text_close(text, '}');
+}
