@@ -64,6 +64,13 @@ class Models(unittest.TestCase):
         with torch.no_grad():
             return model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=n, **options)
 
+    def note_requests(self):
+        """A list that the opcodes of all requests from now on are added to."""
+        connection, sent = self.client._connection, []
+        submit = connection.submit
+        connection.submit = lambda opcode, *args, **kwargs: sent.append(opcode) or submit(opcode, *args, **kwargs)
+        return sent
+
     def assert_same(self, got, expected):
         self.assertEqual(got.tolist(), expected.tolist())
 
@@ -103,11 +110,14 @@ class Models(unittest.TestCase):
         self.assert_same(self.generate(cache, ids=ids, mask=mask, n=9), self.generate(exact, ids=ids, mask=mask, n=9))
 
     def test_beam_search(self):
-        """Sequences are copied and dropped as beams come and go; afterwards only those of the cache are left."""
+        """Sequences are forked and freed as beams come and go; afterwards only those of the cache are left."""
+        sent = self.note_requests()
         expected, cache = self.generate(num_beams=4, n=15), self.cache()
         self.assert_same(self.generate(cache, num_beams=4, n=15), expected)
         self.assertEqual(set(self.session.lengths()), set(cache.sequences))
         self.assertEqual(len(cache.sequences), 12)
+        self.assertIn(tqkv._wire.FORK, sent)
+        self.assertNotIn(tqkv._wire.READ, sent)
 
     def test_speculation_is_rolled_back(self):
         """Prompt lookup guesses tokens; those that were wrong are truncated away."""
@@ -153,14 +163,30 @@ class Models(unittest.TestCase):
                 self.assertGreater(error, 0, pool)
 
     def test_other_families(self):
-        """Biases of q, k and v; a window that is longer than the sequence. A shorter one is refused, not ignored."""
+        """Biases of q, k and v; sliding windows, longer and shorter than the sequence, in a first and a second turn."""
         for kind, config, members in ((Qwen2ForCausalLM, Qwen2Config, {}),
-                                      (MistralForCausalLM, MistralConfig, {"sliding_window": 400})):
-            model = make(kind, config, **members)
-            self.assert_same(self.generate(self.cache(model), model=model), self.generate(model=model))
-        model = make(MistralForCausalLM, MistralConfig, sliding_window=8)
-        with self.assertRaisesRegex(tqkv.ArgumentError, "hides stored tokens"):
-            self.generate(self.cache(), model=model)
+                                      (MistralForCausalLM, MistralConfig, {"sliding_window": 400}),
+                                      (MistralForCausalLM, MistralConfig, {"sliding_window": 9})):
+            with self.subTest(config=config.__name__, **members):
+                model, exact = make(kind, config, **members), DynamicCache()
+                cache = self.cache(model)
+                first = self.generate(exact, model=model)
+                self.assert_same(self.generate(cache, model=model), first)
+                ids = torch.cat([first, self.ids[:, -6:]], dim=1)
+                mask = torch.cat([self.mask, torch.ones(3, ids.shape[1] - 20, dtype=self.mask.dtype)], dim=1)
+                self.assert_same(self.generate(cache, model=model, ids=ids, mask=mask, n=9),
+                                 self.generate(exact, model=model, ids=ids, mask=mask, n=9))
+
+    def test_a_mask_that_hides_tokens_in_the_middle_is_refused(self):
+        """Not computed as if it were not there."""
+        cache = self.cache()
+        self.generate(cache, n=2)
+        mask = torch.ones(3, 1, 1, 22, dtype=torch.bool)
+        mask[..., :7] = False
+        mask[1, :, :, 10] = False
+        with self.assertRaisesRegex(tqkv.ArgumentError, "not the oldest"), torch.no_grad():
+            self.model(torch.tensor([[5], [6], [7]]), attention_mask=mask, position_ids=torch.tensor([[21]] * 3),
+                       **{CACHE: cache})
 
     def test_mistakes_are_named(self):
         """Another attention function, a pool of another model, a batch of another size."""
@@ -179,9 +205,7 @@ class Models(unittest.TestCase):
         """Whatever the batch; and a prompt is not waited for layer by layer."""
         cache = self.cache()
         self.generate(cache, n=1)
-        connection, sent = self.client._connection, []
-        submit = connection.submit
-        connection.submit = lambda opcode, *args, **kwargs: sent.append(opcode) or submit(opcode, *args, **kwargs)
+        sent = self.note_requests()
         self.model.set_attn_implementation("tqkv")
         mask = torch.cat([self.mask, torch.ones(3, 1, dtype=self.mask.dtype)], dim=1)
         with torch.no_grad():

@@ -35,8 +35,8 @@ def attention(module, query, key, value, attention_mask, scaling=None, dropout=0
     mask = _whole_mask(attention_mask, query.shape[0], n_new, cache.get_seq_length(layer))
     real = mask[:, 0, :, -n_new:].any(dim=1).cpu().numpy()  # nobody sees padding
     past = cache.step_begins(layer, real)
-    _check_past(mask[:, 0, :, :past.shape[1]], past, real)
-    step = _Step(cache, layer, query, key, value, mask[..., -n_new:], real, past.any(axis=1), scaling)
+    n_stored, n_seen = past.sum(axis=1), _seen_past(mask[:, 0, :, :past.shape[1]], past, real)
+    step = _Step(cache, layer, query, key, value, mask[..., -n_new:], real, n_stored, n_seen, scaling)
     out = step.decode() if n_new == 1 and past.any() else step.prefill()
     return out.to(query.dtype), None
 
@@ -52,12 +52,16 @@ def _whole_mask(mask, batch, n_new, n_columns):
     return mask.expand(batch, -1, -1, -1)
 
 
-def _check_past(mask, past, real):
-    """Stored tokens are seen by every query, as nothing else can be asked of the daemon."""
-    seen = mask.cpu().numpy()
-    if (seen != past[:, None, :])[real].any():
-        raise ArgumentError("the attention mask hides stored tokens (a sliding window that is shorter than the sequence, "
-                            "or other padding than before): tqkv cannot compute that")
+def _seen_past(mask, past, real):
+    """[batch, queries]: how many stored tokens each query sees. They are the newest: nothing else can be asked for."""
+    seen = mask.cpu().numpy() & past[:, None, :]
+    n_seen = seen.sum(axis=2)
+    if past.shape[1]:
+        age = np.cumsum(past[:, ::-1], axis=1)[:, ::-1]  # 1: the newest
+        is_gap = np.where(seen, age[:, None, :], 0).max(axis=2) != n_seen
+        if is_gap[real].any():
+            raise ArgumentError("the attention mask hides stored tokens that are not the oldest: tqkv cannot compute that")
+    return n_seen
 
 
 def _rows(tensor):
@@ -71,9 +75,9 @@ def _rows(tensor):
 class _Step:
     """One layer of one forward pass."""
 
-    def __init__(self, cache, layer, query, key, value, mask, real, has_past, scaling):
-        self.cache, self.layer, self.scaling, self.mask, self.real, self.has_past = (
-            cache, layer, scaling, mask, real, has_past)
+    def __init__(self, cache, layer, query, key, value, mask, real, n_stored, n_seen, scaling):
+        self.cache, self.layer, self.scaling, self.mask, self.real = cache, layer, scaling, mask, real
+        self.n_stored, self.n_seen = n_stored, n_seen
         self.query, self.key, self.value = query, key, value
         # [batch, tokens, heads, dim]
         self.q, self.k, self.v = (_rows(part.transpose(1, 2)) for part in (query, key, value))
@@ -83,8 +87,13 @@ class _Step:
         cache = self.cache
         cache.pipeline.flush()
         rows = np.flatnonzero(self.real[:, 0])
+        seen, stored = self.n_seen[rows, 0] + 1, self.n_stored[rows] + 1
+        window = 0 if (seen == stored).all() else int(seen.max())
+        if window and (seen != np.minimum(stored, window)).any():
+            raise ArgumentError("the rows of the batch have windows of different lengths")
         out = cache.session.append_decode_batch(
-            [(cache.sequences[b], self.k[b], self.v[b], self.q[b, 0]) for b in rows], self.layer, scale=self.scaling)
+            [(cache.sequences[b], self.k[b], self.v[b], self.q[b, 0]) for b in rows], self.layer, scale=self.scaling,
+            window=window)
         result = torch.zeros(len(self.real), 1, *out.shape[1:])
         result[torch.from_numpy(rows)] = torch.from_numpy(np.asarray(out)).unsqueeze(1)
         return result.to(self.query.device)
@@ -93,18 +102,22 @@ class _Step:
         """New tokens among themselves here, while their rows are on their way; the stored ones in the daemon."""
         cache = self.cache
         tokens = [np.flatnonzero(row) for row in self.real]
-        # Sent before the rows, so that it sees what was stored until now; a sequence is once in a frame.
+        # Sent before the rows, so that they see what was stored until now; a sequence is once in a frame, and a frame has
+        # one window.
         stored = []
         for t in range(self.real.shape[1]):
-            rows = np.flatnonzero(self.has_past & self.real[:, t])
-            if len(rows):
+            windows = np.where(self.n_seen[:, t] == self.n_stored, 0, self.n_seen[:, t])
+            asks = self.real[:, t] & (self.n_seen[:, t] > 0)
+            for window in np.unique(windows[asks]):
+                rows = np.flatnonzero(asks & (windows == window))
                 stored.append((rows, t, cache.pipeline.decode_batch(
-                    [(cache.sequences[b], self.q[b, t]) for b in rows], self.layer, lse=True, scale=self.scaling)))
+                    [(cache.sequences[b], self.q[b, t]) for b in rows], self.layer, lse=True, scale=self.scaling,
+                    window=int(window))))
         items = [(cache.sequences[b], self.k[b, chosen], self.v[b, chosen])
                  for b, chosen in enumerate(tokens) if len(chosen)]
         if items:
             cache.pipeline.append_batch(items, self.layer)
-        if not stored:
+        if not self.n_stored.any():
             return self._local()
         out, lse = self._local_with_lse()
         for rows, t, answer in stored:

@@ -74,8 +74,7 @@ class TqkvCache(Cache):
     `with` block; or by the session's end. Errors are tqkv.TqkvError; after one, the cache's rows are not all there:
     reset() it and prefill again.
 
-    Not served: torch.compile, encoder-decoder models, sliding windows that are shorter than the sequence, soft caps,
-    attention sinks, and layers that are not attention.
+    Not served: torch.compile, encoder-decoder models, soft caps, attention sinks, and layers that are not attention.
     """
 
     def __init__(self, session, config=None):
@@ -193,23 +192,21 @@ class TqkvCache(Cache):
         self.batch_select_indices(np.repeat(np.arange(len(self.sequences)), repeats))
 
     def batch_select_indices(self, indices):
-        """Row i of the batch becomes what row indices[i] is. Sequences that are used again are forked."""
+        """Row i of the batch becomes what row indices[i] is. A sequence that is used again is forked, all in one frame."""
         if not self.sequences:
             return
         self._settled()
         indices = indices.tolist()
-        before, used, after = self.sequences, set(), []
+        before, used, after, children = self.sequences, set(), [], {}
         for index in indices:
-            after.append(self._fork(before[index]) if index in used else before[index])
+            after.append(self._number() if index in used else before[index])
+            if index in used and before[index] in self.session._lengths:
+                children[after[-1]] = before[index]
             used.add(index)
+        if children:
+            self.session.fork(children)
         self.sequences, self.real = after, self.real[indices]
         unused = [sequence for index, sequence in enumerate(before)
                   if index not in used and sequence in self.session._lengths]
         if unused:
             self.session.free(unused)
-
-    def _fork(self, parent):
-        child = self._number()
-        if parent in self.session._lengths:
-            self.session.append_layers(child, *self.session.read(parent, dtype="packed"), packed=True)
-        return child
