@@ -9,7 +9,9 @@ import json
 import math
 import os
 import pathlib
+import subprocess
 import sys
+import tempfile
 import time
 
 from measures import Measures
@@ -53,6 +55,7 @@ def short_tasks(m):
     for name in ("tq8", "all keys zero"):
         yield f"{name} text", 10, lambda s=main_settings(m)[name]: m.text(s)
     yield "spot", 5, lambda: spot_check(m.model, m.ids, 128, 4, spot_settings(m, ("tq4",)))
+    yield "chat", 10, chat_check
 
 
 def full_tasks(m):
@@ -93,6 +96,24 @@ def option_tasks(m):
     for bits in SMALL_BITS:
         for i, nudge in enumerate(NUDGES):
             yield f"repeat tq{bits} {i}", 10, lambda b=bits, n=nudge: m.part(m.setting(f"tq{b}", f"tq{b}"), n)
+
+
+def chat_check():
+    """A conversation that was saved, whose daemon ended, goes on with the same words as one that was not."""
+    questions = ["--prompt", "My name is Ada and I like rowing.", "--prompt", "What do I like?"]
+
+    def answers(*args):
+        done = subprocess.run([sys.executable, ROOT / "proto/python/examples/chat.py", "--build", os.environ["TQKV_BUILD"],
+                               "--temperature", "0", "--max-tokens", "8", *args], stdout=subprocess.PIPE, check=True,
+                              text=True)
+        return [line for line in done.stdout.splitlines() if line and line[0] not in "[>" and "tokens" not in line]
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/talk.safetensors"
+        whole = answers(*questions)
+        first = answers(*questions[:2], "--save", file)
+        second = answers("--load", file, *questions[2:])
+    return {"whole": whole, "parts": first + second}
 
 
 class Progress:
@@ -153,6 +174,10 @@ def gates(results):
         yield (f"daemon, {name}: outputs apart from the batched pass", f"{told['output_error']:.1e}", f"<= {BOUND:.0e}",
                told["output_error"] <= BOUND)
         yield f"daemon, {name}: stored bytes are the library's", str(told["same_bytes"]), "True", told["same_bytes"]
+    if "chat" in results:
+        told = results["chat"]
+        yield ("chat: goes on after --save and --load", " / ".join(told["parts"]), " / ".join(told["whole"]),
+               len(told["whole"]) == 2 and told["parts"] == told["whole"])
 
 
 def main():
