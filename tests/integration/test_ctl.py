@@ -152,6 +152,29 @@ class Questions(WithDaemon):
             self.assertGreaterEqual(second["load"]["rows_in_per_s"], 0)
             self.assertEqual(len(second["sessions"]), 2)
 
+    def test_plan(self):
+        """By hand for one model; the daemon and tqkvctl alone work out the same; what is unknown is named."""
+        numbers = ["--model", "Llama-3.1-8B", "--context", 32768, "--sessions", 16, "--memory", "80GiB",
+                   "--device-bytes-per-s", 4 * 10**12]
+        alone = self.json("plan", "--offline", *numbers)
+        self.assertEqual(alone, self.json("plan", *numbers))
+        self.assertEqual(alone["token_bytes"], 32 * 8 * 2 * 68)
+        self.assertEqual(alone["token_dense_bytes"], 32 * 8 * 2 * 256)
+        self.assertEqual(alone["fits"]["n_sessions"], (80 << 30) // (16 * 34816) // 2048)
+        self.assertEqual(alone["decode"]["floor_us"], -(-16 * 32768 * 34816 // 4000000))
+        text = self.text("plan", "--model", "smollm2-135m", "--sessions", 100000)
+        self.assertRegex(text, r"(?m)^fits +NO: \d+ sessions of that length into ")
+        self.assertGreater(len(self.json("plan", "--list")), 30)
+        self.assertIn("qwen3-8b", self.text("plan", "--list"))
+        self.fails("plan", "--model", "llama-17", words=["llama-17", "--list"], code=2)
+        self.fails("plan", words=["--layers", "--model"], code=2)
+        self.fails("plan", "--offline", "--model", "phi-4", words=["--memory"], code=2)
+
+    def test_every_model_of_the_plan_has_a_pool(self):
+        for model in self.json("plan", "--list"):
+            self.assertEqual(model["q_heads"] % model["kv_heads"], 0, model)
+            self.json("plan", "--offline", "--memory", "1GiB", "--model", model["name"])
+
     def test_more_sessions_than_one_answer_holds(self):
         with frames.Raw(self.daemon.addr) as raw:
             raw.hello()
