@@ -252,13 +252,12 @@ class Containers(unittest.TestCase):
 
     def test_5_drain_and_down(self):
         """SIGTERM under load ends the daemon with 0 after it answered; down -v leaves no container, volume or network."""
-        began = time.monotonic()
-        self.compose("stop", "tqkvd")
-        self.assertLess(time.monotonic() - began, 18, "it was killed, not drained")
-        ids = self.compose("ps", "--all", "--quiet", "tqkvd", check=False).stdout.split() or \
-            self.compose("ps", "--quiet", "tqkvd").stdout.split()
-        state = self.engine.inspect(ids[0])["State"]
-        self.assertEqual((state["ExitCode"], state["OOMKilled"]), (0, False))
+        ids = {service: self.container(service)["Id"] for service in ("tqkvd", "demo", "prometheus")}
+        for service, one in ids.items():
+            self.compose("stop", service)
+            # One that the engine had to kill ends with 137.
+            state = self.engine.inspect(one)["State"]
+            self.assertEqual((state["ExitCode"], state["OOMKilled"]), (0, False), service)
         self.down()
 
     def down(self):
