@@ -18,7 +18,8 @@ class Result(unittest.TestResult):
 
     def say(self, word, test, text=""):
         took = f" ({time.monotonic() - self.started:.0f} s)" if hasattr(self, "started") else ""
-        name = test.id() if isinstance(test, unittest.TestCase) else str(test)
+        # What is no test is the preparation of a class: "setUpClass (module.Class)".
+        name = test.id() if isinstance(test, unittest.TestCase) else str(test).replace("setUpClass (", "").rstrip(")")
         print(f"{word:5} {name}{took if word != 'skip' else ''}{text}", flush=True)
 
     def addSuccess(self, test):
