@@ -59,7 +59,7 @@ static enum kv_status audit_open_slot(struct kv_domain *domain, uint32_t slot_id
 
 static enum kv_status audit_slots(struct kv_domain *domain, struct kv_error *err)
 {
-	uint32_t n_open = 0, n_closing = 0, n_free = 0;
+	uint32_t n_open = 0, n_closing = 0, n_staged = 0, n_free = 0;
 	enum kv_status status = KV_OK;
 
 	for (uint32_t i = 0; i < domain->n_slots_touched && status == KV_OK; i++) {
@@ -70,6 +70,9 @@ static enum kv_status audit_slots(struct kv_domain *domain, struct kv_error *err
 			break;
 		case KV_SESSION_CLOSING:
 			n_closing++;
+			break;
+		case KV_SESSION_STAGED:
+			n_staged++;
 			break;
 		case KV_SESSION_FREE:
 			break;
@@ -85,8 +88,10 @@ static enum kv_status audit_slots(struct kv_domain *domain, struct kv_error *err
 	if (status == KV_OK)
 		status = kv_audit_equal(err, "closing sessions", domain->n_closing, n_closing);
 	if (status == KV_OK)
-		status = kv_audit_equal(
-			err, "free session slots", n_free, domain->n_slots_touched - n_open - n_closing);
+		status = kv_audit_equal(err, "sessions being restored", domain->n_staged, n_staged);
+	if (status == KV_OK)
+		status = kv_audit_equal(err, "free session slots", n_free,
+			domain->n_slots_touched - n_open - n_closing - n_staged);
 	return status;
 }
 

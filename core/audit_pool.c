@@ -5,9 +5,11 @@
 #include <string.h>
 
 #include "core/audit_internal.h"
+#include "core/capture.h"
 #include "core/domain_internal.h"
 #include "core/memory.h"
 #include "core/report.h"
+#include "core/stage.h"
 
 /* What is counted, and where the first difference goes. */
 struct audit {
@@ -310,12 +312,25 @@ static enum kv_status count_copies(struct audit *audit)
 	return KV_OK;
 }
 
+/* A running snapshot owns what it has to write, one that is being restored what no table has yet. */
+static void count_snapshots(struct audit *audit)
+{
+	const struct kv_pool *pool = audit->pool;
+	const struct kv_domain *domain = pool->domain;
+
+	if (domain->capture)
+		kv_capture_count(domain->capture, pool, audit->owners);
+	if (domain->stage)
+		kv_stage_count(domain->stage, pool, audit->owners);
+}
+
 static enum kv_status audit_blocks(struct audit *audit)
 {
 	const struct kv_pool *pool = audit->pool;
 	struct flight_counter counter = { { count_flight }, audit };
 	enum kv_status status = count_copies(audit);
 
+	count_snapshots(audit);
 	for (uint32_t i = 0; i < audit->n_plans; i++) {
 		if (audit->plans[i]->pool == pool)
 			kv_plan_visit_blocks(audit->plans[i], &counter.base);

@@ -248,8 +248,7 @@ void kv_block_table_copy(const struct kv_block_table *table, const struct kv_tab
 	}
 }
 
-/* Entries without a block at the end of a table that has none yet. */
-static void append_gap(struct kv_block_table *table, struct kv_table_arena *arena, uint32_t n_entries)
+void kv_block_table_append_gap(struct kv_block_table *table, struct kv_table_arena *arena, uint32_t n_entries)
 {
 	const uint32_t end = table->n_blocks + n_entries;
 
@@ -314,6 +313,6 @@ void kv_block_table_share(struct kv_block_table *table, const struct kv_block_ta
 	share_run(table, from, arena, pool, 0, has_gap ? gap_first : n_blocks);
 	if (!has_gap)
 		return;
-	append_gap(table, arena, gap_end - gap_first);
+	kv_block_table_append_gap(table, arena, gap_end - gap_first);
 	share_run(table, from, arena, pool, gap_end, n_blocks);
 }

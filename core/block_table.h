@@ -83,6 +83,12 @@ uint32_t kv_block_table_chunks_shared(uint32_t gap_first, uint32_t gap_end, uint
 void kv_block_table_share(struct kv_block_table *table, const struct kv_block_table *from,
 	struct kv_table_arena *arena, struct kv_block_pool *pool, uint32_t gap_first, uint32_t gap_end,
 	uint32_t n_blocks);
+/*
+ * Appends n_entries without a block to a table that has no gap; something else follows. The caller has seen
+ * to it that there are chunks.
+ */
+void kv_block_table_append_gap(
+	struct kv_block_table *table, struct kv_table_arena *arena, uint32_t n_entries);
 /* Puts another block into an entry that exists; owner counts are the caller's business. */
 void kv_block_table_replace(
 	const struct kv_block_table *table, struct kv_table_arena *arena, uint32_t entry_idx, kv_block_id id);

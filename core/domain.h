@@ -75,8 +75,9 @@ struct kv_pool {
 
 /*
  * CLOSING: no handle finds it any more; its slot is not used again until its sequences have become zombies.
+ * STAGED: being restored, nobody finds it yet; its sequences count as zombies (core/stage.h).
  */
-enum kv_session_state { KV_SESSION_FREE, KV_SESSION_OPEN, KV_SESSION_CLOSING };
+enum kv_session_state { KV_SESSION_FREE, KV_SESSION_OPEN, KV_SESSION_CLOSING, KV_SESSION_STAGED };
 
 struct kv_session {
 	uint64_t handle;
@@ -108,7 +109,7 @@ struct kv_sequence {
 	uint32_t n_items; /* planned items that name this object */
 	bool is_evictable;
 	bool is_zombie;
-	uint64_t used_ns;
+	uint64_t created_ns, used_ns;
 	uint32_t *planned;                           /* [n_layers] */
 	uint32_t *committed;                         /* [n_layers] */
 	struct kv_block_table tables[KV_TABLES_MAX]; /* [spec->n_tables] */
@@ -293,6 +294,9 @@ KV_MUST_CHECK enum kv_status kv_sequence_fork(struct kv_session *session, uint64
  */
 uint32_t kv_sequence_list(
 	struct kv_session *session, uint64_t from, struct kv_sequence *out[], uint32_t n_max, uint64_t *next);
+
+/* The one with the smallest id >= from, or NULL. */
+struct kv_sequence *kv_sequence_next(struct kv_session *session, uint64_t from);
 
 /*
  * Takes zombies apart and cuts tables that are longer than their lengths need: gives back at most

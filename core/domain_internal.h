@@ -51,7 +51,9 @@ struct kv_domain {
 	uint64_t *open_bits;            /* bit per slot: OPEN */
 	uint32_t n_slots_touched;       /* slots from here on were never used */
 	uint32_t free_first, free_last; /* slots that may be used again, longest free first */
-	uint32_t n_sessions, n_closing;
+	uint32_t n_sessions, n_closing, n_staged;
+	struct kv_capture *capture;         /* NULL: no snapshot is being written */
+	struct kv_stage *stage;             /* NULL: nothing is being restored */
 	struct kv_hash_index names, owners; /* ids are slots */
 	uint32_t *leases;                   /* heap of slots, least lease_key_ns first */
 	uint32_t n_leases;
@@ -86,6 +88,30 @@ static inline bool kv_sequence_is_live(const struct kv_sequence *sequence)
 /* session_lease.c */
 void kv_lease_insert(struct kv_domain *domain, struct kv_session_slot *slot);
 void kv_lease_remove(struct kv_domain *domain, struct kv_session_slot *slot);
+
+/* session.c: what session_stage.c needs, too */
+uint64_t kv_name_hash(const struct kv_domain *domain, const char *name, uint32_t name_bytes, uint64_t tenant);
+struct kv_session_slot *kv_find_name(
+	struct kv_domain *domain, uint64_t hash, const char *name, uint32_t name_bytes, uint64_t tenant);
+void kv_drop_name(struct kv_domain *domain, struct kv_session_slot *slot);
+KV_MUST_CHECK enum kv_status kv_session_check_open(struct kv_domain *domain,
+	const struct kv_open_params *params, struct kv_session_slot *namesake, struct kv_error *err);
+/* A slot, and in it a session of which nobody knows. */
+struct kv_session *kv_session_make(
+	struct kv_domain *domain, const struct kv_open_params *params, uint64_t now_ns);
+/* It is found from now on, by handle, name and owner. */
+void kv_session_appear(struct kv_domain *domain, struct kv_session_slot *slot, uint64_t owner_id);
+
+/* session_stage.c: sessions that are being restored, for stage.c */
+KV_MUST_CHECK enum kv_status kv_session_stage(struct kv_domain *domain, const struct kv_open_params *params,
+	uint64_t now_ns, struct kv_session **out, struct kv_error *err);
+/* EXISTS: the name was taken meanwhile. */
+KV_MUST_CHECK enum kv_status kv_session_check_name(
+	struct kv_domain *domain, const struct kv_session *session, struct kv_error *err);
+/* lease_end_ns says how much of its lease is left. */
+void kv_session_commit(struct kv_domain *domain, struct kv_session *session, uint64_t now_ns);
+/* As closing one. */
+void kv_session_unstage(struct kv_domain *domain, struct kv_session *session);
 
 /* session.c: the last sequence of a closing session has become a zombie. */
 void kv_session_slot_free(struct kv_domain *domain, struct kv_session_slot *slot);

@@ -1,6 +1,6 @@
 /*
  * Area: op arrays and results first, each KV_PLAN_ITEMS_MAX long, then slots and tables in the order in which
- * items are added. Every part begins at a multiple of PART_ALIGN, so that a device can read it in whole
+ * items are added. Every part begins at a multiple of KV_PLAN_ALIGN, so that a device can read it in whole
  * words.
  *
  * Which blocks a plan holds in flight is not stored: it follows from its copies, the slots of its updates and
@@ -13,14 +13,13 @@
 #include "core/attention.h"
 #include "core/checked.h"
 #include "core/format.h"
-
-#define PART_ALIGN 64u
+#include "core/plan_internal.h"
 
 /* ---- the area ---- */
 
 static uint64_t part_bytes(uint64_t n, uint64_t size)
 {
-	return kv_round_up_u64(n * size, PART_ALIGN);
+	return kv_round_up_u64(n * size, KV_PLAN_ALIGN);
 }
 
 static uint64_t ops_bytes(void)
@@ -64,7 +63,7 @@ uint64_t kv_plan_area_bytes(const struct kv_pool_spec *spec, uint64_t row_bytes_
 }
 
 /* The caller has checked that it fits. */
-static void *take_part(struct kv_plan *plan, uint64_t n, uint64_t size)
+void *kv_plan_take_part(struct kv_plan *plan, uint64_t n, uint64_t size)
 {
 	void *part = plan->area + plan->batch.plan_bytes_used;
 
@@ -166,6 +165,13 @@ static void flight_end(struct kv_plan_visitor *visitor, uint32_t group_idx, uint
 	kv_block_pool_flight_end(&pool->blocks[group_idx], (kv_block_id){ block_idx });
 }
 
+void kv_plan_begin_flight(struct kv_plan *plan, const struct kv_transfer_op *op)
+{
+	struct flight_visitor begin = { { flight_begin }, plan->pool };
+
+	visit_transfer(plan, op, &begin.base);
+}
+
 void kv_plan_end(struct kv_plan *plan)
 {
 	struct flight_visitor end = { { flight_end }, plan->pool };
@@ -175,7 +181,7 @@ void kv_plan_end(struct kv_plan *plan)
 	plan->batch.n_copies = plan->batch.n_results = 0;
 	plan->batch.plan_bytes_used = ops_bytes();
 	plan->row_bytes = 0;
-	plan->n_items = 0;
+	plan->n_items = plan->n_moves = 0;
 }
 
 /*
@@ -206,20 +212,30 @@ static void take_copies(struct kv_plan *plan)
 void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes)
 {
 	KV_ASSERT(area_bytes >= ops_bytes());
-	KV_ASSERT((uintptr_t)area % PART_ALIGN == 0);
+	KV_ASSERT((uintptr_t)area % KV_PLAN_ALIGN == 0);
 	*plan = (struct kv_plan){ .pool = pool, .area = area, .area_bytes = area_bytes };
 	plan->batch.pool = pool->backend_pool;
 	plan->batch.plan = area;
-	plan->batch.updates = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op));
-	plan->batch.decodes = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op));
-	plan->batch.transfers = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op));
-	plan->copies = take_part(plan, KV_COPIES_MAX, sizeof(struct kv_copy_op));
+	plan->batch.updates = kv_plan_take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op));
+	plan->batch.decodes = kv_plan_take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op));
+	plan->batch.transfers = kv_plan_take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op));
+	plan->copies = kv_plan_take_part(plan, KV_COPIES_MAX, sizeof(struct kv_copy_op));
 	plan->batch.copies = plan->copies;
-	plan->batch.results = take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
+	plan->batch.results = kv_plan_take_part(plan, KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
 	take_copies(plan);
 }
 
 /* ---- adding an item ---- */
+
+uint32_t kv_plan_take_result(struct kv_plan *plan)
+{
+	plan->batch.results[plan->batch.n_results] = (struct kv_result){
+		.status = KV_OK,
+		.layer = KV_LAYER_NONE,
+		.row = KV_ROW_NONE,
+	};
+	return plan->batch.n_results++;
+}
 
 static uint64_t row_bytes(uint8_t dtype, const struct kv_row_codec *codec)
 {
@@ -238,7 +254,8 @@ static int64_t *add_slots(
 	const struct kv_pool *pool = plan->pool;
 	const uint32_t block_size = pool->spec->block_size;
 	const uint32_t groups = groups_of(pool->spec, frame->layer_first, frame->n_layers);
-	int64_t *slots = take_part(plan, (uint64_t)item->n_tokens * pool->spec->n_groups, sizeof(slots[0]));
+	int64_t *slots =
+		kv_plan_take_part(plan, (uint64_t)item->n_tokens * pool->spec->n_groups, sizeof(slots[0]));
 
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
 		int64_t *group_slots = slots + (uint64_t)g * item->n_tokens;
@@ -340,7 +357,7 @@ static const uint32_t *add_table(
 		kv_attention_range(item->seen, item->q_len, 0, window, layer->sink_tokens);
 	const uint32_t first = range.lo / block_size, n_sinks = kv_div_up_u32(range.first_hi, block_size);
 	const struct kv_block_table *from = &item->sequence->tables[layer->group_idx];
-	uint32_t *table = take_part(plan, n_table, sizeof(table[0]));
+	uint32_t *table = kv_plan_take_part(plan, n_table, sizeof(table[0]));
 
 	for (uint32_t i = 0; i < first; i++)
 		table[i] = KV_BLOCK_NONE;
@@ -413,14 +430,10 @@ bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const 
 	if (has_table)
 		n_bytes += part_bytes(kv_div_up_u32(item->seen, spec->block_size), sizeof(uint32_t));
 	if (n_bytes > plan->area_bytes - plan->batch.plan_bytes_used ||
-		plan->batch.n_results == KV_PLAN_ITEMS_MAX)
+		plan->batch.n_results == KV_PLAN_ITEMS_MAX ||
+		(item->kind == KV_ITEM_READ && plan->batch.n_transfers == KV_PLAN_ITEMS_MAX))
 		return false;
-	*result_idx = plan->batch.n_results++;
-	plan->batch.results[*result_idx] = (struct kv_result){
-		.status = KV_OK,
-		.layer = KV_LAYER_NONE,
-		.row = KV_ROW_NONE,
-	};
+	*result_idx = kv_plan_take_result(plan);
 	if (item->kind == KV_ITEM_READ) {
 		add_transfer(plan, frame, item, *result_idx);
 		visit_transfer(plan, &plan->batch.transfers[plan->batch.n_transfers - 1], &begin.base);

@@ -25,7 +25,8 @@ struct kv_plan {
 	uint8_t *area;
 	uint64_t area_bytes;
 	uint64_t row_bytes; /* K, V and Q payload of the added items */
-	uint32_t n_items;
+	uint32_t n_items, n_moves;
+	uint32_t move_result_idx; /* where n_moves > 0 */
 };
 
 /* The frame around the items: where its tensors lie (all in host_alloc memory). */
@@ -44,6 +45,9 @@ struct kv_frame_rows {
 /* Area size that any single item of the pool fits into. */
 uint64_t kv_plan_area_bytes(const struct kv_pool_spec *spec, uint64_t row_bytes_max);
 
+/* To be added to it where plans have moves, too: any single block, and a bounded number of them. */
+uint64_t kv_plan_moves_bytes(const struct kv_pool_spec *spec);
+
 /*
  * Starts a plan for one pool in the given area: with the copies that its sequences wait for, and no items.
  * Whoever begins a plan submits it, even without items.
@@ -56,6 +60,19 @@ void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, ui
  */
 bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
 	uint32_t *result_idx);
+/*
+ * Adds the move of one block's rows of all layers of its group, n_rows[] of them per layer of the group from
+ * its start: out to `rows`, or in from there. `rows` is host_alloc memory: K of all these layers in ascending
+ * order, then V, packed and without gaps (kv_plan_block_bytes()). The block has an owner. Moves come before
+ * the first item, share one result, and any one fits into an empty plan. False: it does not fit any more;
+ * nothing changed then.
+ */
+bool kv_plan_add_move(struct kv_plan *plan, uint32_t group_idx, uint32_t block_idx, const uint8_t n_rows[],
+	bool is_import, uint8_t *rows);
+/* Would kv_plan_add_move() say true? */
+bool kv_plan_has_room(const struct kv_plan *plan, uint32_t group_idx, const uint8_t n_rows[]);
+/* Bytes of the rows of one block, with n_rows[] per layer of the group; NULL: all of them. */
+uint64_t kv_plan_block_bytes(const struct kv_pool_spec *spec, uint32_t group_idx, const uint8_t n_rows[]);
 /*
  * After reap() (or instead of submit()): the blocks are not in flight any more. The plan is empty afterwards.
  */

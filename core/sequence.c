@@ -488,6 +488,11 @@ enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id
 	return KV_OK;
 }
 
+struct kv_sequence *kv_sequence_next(struct kv_session *session, uint64_t from)
+{
+	return kv_sequence_tree_at_least(kv_slot_of(session)->tree, from);
+}
+
 uint32_t kv_sequence_list(
 	struct kv_session *session, uint64_t from, struct kv_sequence *out[], uint32_t n_max, uint64_t *next)
 {

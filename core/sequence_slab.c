@@ -96,6 +96,7 @@ struct kv_sequence *kv_sequence_add(struct kv_session *session, uint64_t sequenc
 		.id = sequence_id,
 		.pool = pool,
 		.session = session,
+		.created_ns = now_ns,
 		.used_ns = now_ns,
 		.planned = lengths,
 		.committed = lengths + slab->n_layers,

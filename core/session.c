@@ -18,15 +18,14 @@ static bool name_is(const struct kv_session *session, const char *name, uint32_t
 		memcmp(session->name, name, name_bytes) == 0;
 }
 
-static uint64_t name_hash(
-	const struct kv_domain *domain, const char *name, uint32_t name_bytes, uint64_t tenant)
+uint64_t kv_name_hash(const struct kv_domain *domain, const char *name, uint32_t name_bytes, uint64_t tenant)
 {
 	return kv_hash_pair(
 		&domain->hash_key, XXH3_64bits_withSeed(name, name_bytes, domain->name_seed), tenant);
 }
 
 /* Open or expired: at most one slot has a name of a tenant. */
-static struct kv_session_slot *find_name(
+struct kv_session_slot *kv_find_name(
 	struct kv_domain *domain, uint64_t hash, const char *name, uint32_t name_bytes, uint64_t tenant)
 {
 	for (uint32_t i = kv_hash_index_first(&domain->names, hash); i != KV_HASH_NONE;
@@ -39,7 +38,7 @@ static struct kv_session_slot *find_name(
 	return NULL;
 }
 
-static void drop_name(struct kv_domain *domain, struct kv_session_slot *slot)
+void kv_drop_name(struct kv_domain *domain, struct kv_session_slot *slot)
 {
 	if (slot->is_named)
 		kv_hash_index_remove(&domain->names, slot->name_hash, kv_slot_idx(domain, slot));
@@ -75,7 +74,7 @@ static struct kv_session_slot *take_slot(struct kv_domain *domain)
 	domain->free_first = slot->free_next;
 	if (domain->free_first == KV_SLOT_NONE)
 		domain->free_last = KV_SLOT_NONE;
-	drop_name(domain, slot);
+	kv_drop_name(domain, slot);
 	slot->generation++;
 	return slot;
 }
@@ -109,7 +108,7 @@ static enum kv_status reserve(struct kv_pool *pool, uint32_t n_blocks)
 	return KV_OK;
 }
 
-static enum kv_status check_open(struct kv_domain *domain, const struct kv_open_params *params,
+enum kv_status kv_session_check_open(struct kv_domain *domain, const struct kv_open_params *params,
 	struct kv_session_slot *namesake, struct kv_error *err)
 {
 	const struct kv_pool_spec *spec = params->pool->spec;
@@ -147,7 +146,6 @@ static void init_session(struct kv_domain *domain, struct kv_session_slot *slot,
 
 	*session = (struct kv_session){
 		.handle = (uint64_t)slot->generation << 32 | (uint64_t)domain->boot_tag << 16 | idx,
-		.state = KV_SESSION_OPEN,
 		.pool = pool,
 		.tenant = params->tenant,
 		.priority = params->priority,
@@ -159,8 +157,6 @@ static void init_session(struct kv_domain *domain, struct kv_session_slot *slot,
 			default_or_least(params->tokens_max, pool->spec->tokens_max, pool->spec->tokens_max),
 	};
 	memcpy(session->name, params->name_bytes ? params->name : "", params->name_bytes);
-	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
-		session->n_blocks_reserved[g] = params->reserve_blocks;
 	kv_list_init(&session->sequences);
 	kv_session_renew(session, now_ns);
 
@@ -171,6 +167,34 @@ static void init_session(struct kv_domain *domain, struct kv_session_slot *slot,
 	slot->n_chunks = 0;
 }
 
+struct kv_session *kv_session_make(
+	struct kv_domain *domain, const struct kv_open_params *params, uint64_t now_ns)
+{
+	struct kv_session_slot *slot = take_slot(domain);
+
+	init_session(domain, slot, params, now_ns);
+	if (params->name_bytes > 0)
+		slot->name_hash = kv_name_hash(domain, params->name, params->name_bytes, params->tenant);
+	return &slot->session;
+}
+
+void kv_session_appear(struct kv_domain *domain, struct kv_session_slot *slot, uint64_t owner_id)
+{
+	const uint32_t idx = kv_slot_idx(domain, slot);
+	struct kv_pool *pool = slot->session.pool;
+
+	if (slot->session.name[0] != '\0') {
+		slot->is_named = true;
+		kv_hash_index_insert(&domain->names, slot->name_hash, idx);
+	}
+	set_owner(domain, slot, owner_id);
+	kv_lease_insert(domain, slot);
+	domain->open_bits[idx / 64] |= 1ull << idx % 64;
+	domain->n_sessions++;
+	pool->n_sessions++;
+	kv_list_push_back(&pool->sessions, &slot->session.in_pool);
+}
+
 enum kv_status kv_session_open(struct kv_domain *domain, const struct kv_open_params *params, uint64_t now_ns,
 	struct kv_session **out, struct kv_error *err)
 {
@@ -179,35 +203,26 @@ enum kv_status kv_session_open(struct kv_domain *domain, const struct kv_open_pa
 
 	KV_ASSERT(params->name_bytes <= KV_SESSION_NAME_BYTES_MAX);
 	if (params->name_bytes > 0) {
-		hash = name_hash(domain, params->name, params->name_bytes, params->tenant);
-		namesake = find_name(domain, hash, params->name, params->name_bytes, params->tenant);
+		hash = kv_name_hash(domain, params->name, params->name_bytes, params->tenant);
+		namesake = kv_find_name(domain, hash, params->name, params->name_bytes, params->tenant);
 	}
 
-	const enum kv_status status = check_open(domain, params, namesake, err);
+	const enum kv_status status = kv_session_check_open(domain, params, namesake, err);
 
 	if (status != KV_OK)
 		return status;
 	if (reserve(params->pool, params->reserve_blocks) != KV_OK)
 		return kv_fail(err, KV_POOL_FULL, "%u blocks cannot be reserved now", params->reserve_blocks);
 	if (namesake)
-		drop_name(domain, namesake); /* expired: the new one takes the name over */
+		kv_drop_name(domain, namesake); /* expired: the new one takes the name over */
 
-	struct kv_session_slot *slot = take_slot(domain);
-	struct kv_pool *pool = params->pool;
+	struct kv_session *session = kv_session_make(domain, params, now_ns);
 
-	init_session(domain, slot, params, now_ns);
-	if (params->name_bytes > 0) {
-		slot->name_hash = hash;
-		slot->is_named = true;
-		kv_hash_index_insert(&domain->names, hash, kv_slot_idx(domain, slot));
-	}
-	set_owner(domain, slot, params->owner_id);
-	kv_lease_insert(domain, slot);
-	domain->open_bits[kv_slot_idx(domain, slot) / 64] |= 1ull << kv_slot_idx(domain, slot) % 64;
-	domain->n_sessions++;
-	pool->n_sessions++;
-	kv_list_push_back(&pool->sessions, &slot->session.in_pool);
-	*out = &slot->session;
+	session->state = KV_SESSION_OPEN;
+	for (uint32_t g = 0; g < params->pool->spec->n_groups; g++)
+		session->n_blocks_reserved[g] = params->reserve_blocks;
+	kv_session_appear(domain, kv_slot_of(session), params->owner_id);
+	*out = session;
 	return KV_OK;
 }
 
@@ -217,8 +232,8 @@ enum kv_status kv_session_attach(struct kv_domain *domain, const char *name, uin
 	if (name_bytes == 0)
 		return KV_NOT_FOUND;
 
-	struct kv_session_slot *slot =
-		find_name(domain, name_hash(domain, name, name_bytes, tenant), name, name_bytes, tenant);
+	struct kv_session_slot *slot = kv_find_name(
+		domain, kv_name_hash(domain, name, name_bytes, tenant), name, name_bytes, tenant);
 
 	if (!slot)
 		return KV_NOT_FOUND;
@@ -262,7 +277,7 @@ void kv_session_close(struct kv_domain *domain, struct kv_session *session, bool
 	session->state = KV_SESSION_CLOSING;
 	slot->is_expired = is_expired;
 	if (!is_expired)
-		drop_name(domain, slot);
+		kv_drop_name(domain, slot);
 	set_owner(domain, slot, 0);
 	kv_lease_remove(domain, slot);
 	domain->open_bits[idx / 64] &= ~(1ull << idx % 64);

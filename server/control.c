@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/format.h"
+#include "server/checkpoint.h"
 #include "server/internal.h"
 
 static void fill_pool(const struct kv_pool *pool, struct srv_pool_row *row)
@@ -172,6 +173,19 @@ static void answer_whole(struct srv_server *server, struct srv_control *control)
 	srv_server_gauges(server, &control->gauges);
 }
 
+/* What has begun is looked at again with CHECKPOINT. */
+static void answer_checkpoint(struct srv_server *server, struct srv_control *control)
+{
+	struct srv_checkpoint *checkpoint = server->checkpoint;
+
+	if (control->kind == SRV_CONTROL_SNAPSHOT)
+		control->status =
+			srv_checkpoint_save(checkpoint, control->name, control->id, &control->error);
+	else if (control->kind == SRV_CONTROL_RESTORE)
+		control->status = srv_checkpoint_load(checkpoint, control->name, false, &control->error);
+	srv_checkpoint_status(checkpoint, &control->checkpoint);
+}
+
 /* False: parked, or somebody else answers it. */
 static bool answer(struct srv_server *server, struct srv_control *control, bool *is_parked)
 {
@@ -209,6 +223,11 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 		break;
 	case SRV_CONTROL_CONNECTIONS:
 		srv_control_connections(server, control);
+		break;
+	case SRV_CONTROL_SNAPSHOT:
+	case SRV_CONTROL_RESTORE:
+	case SRV_CONTROL_CHECKPOINT:
+		answer_checkpoint(server, control);
 		break;
 	case SRV_CONTROL_READY:
 	case SRV_CONTROL_SELF_TEST:

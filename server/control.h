@@ -40,6 +40,9 @@ enum srv_control_kind {
 	SRV_CONTROL_SELF_TEST,      /* runs a known-answer decode now; is_passed, ready_reason */
 	SRV_CONTROL_AUDIT,          /* is_passed, error */
 	SRV_CONTROL_DRAIN,          /* gauges */
+	SRV_CONTROL_SNAPSHOT,       /* name, id = session or 0: begins one; checkpoint */
+	SRV_CONTROL_RESTORE,        /* name: begins; checkpoint */
+	SRV_CONTROL_CHECKPOINT,     /* checkpoint: the one that runs, or the last */
 };
 
 /* Order of a list of sessions; all but the first from the greatest down. */
@@ -103,6 +106,17 @@ struct srv_connection_row {
 	const char *state; /* static text */
 };
 
+/* The snapshot or restore that runs, or what became of the last one. */
+struct srv_checkpoint_view {
+	uint64_t n_begun; /* since start; 0: there was none */
+	bool is_running, is_restore;
+	char name[65];
+	enum kv_status status;                       /* once it is over */
+	char detail[300];                            /* why it failed */
+	uint32_t n_sessions, n_sequences, n_skipped; /* skipped: without a name */
+	uint64_t n_blocks, n_bytes, elapsed_us;
+};
+
 struct srv_info {
 	char version[64], commit[48];
 	uint64_t boot_id;
@@ -148,6 +162,7 @@ struct srv_control {
 	struct srv_gauges gauges;
 	struct srv_session_row session; /* SESSION: the session itself */
 	char ready_reason[160];         /* READY: why not */
+	struct srv_checkpoint_view checkpoint;
 	/* Called by the loop thread when answered; the struct belongs to the control thread again. */
 	void (*done)(struct srv_control *control);
 	void *user;

@@ -52,6 +52,9 @@ const struct srv_http_route srv_http_routes[] = {
 	ROUTE("GET", "/v1/connections", READ, SRV_PARAM_PAGE, 200, CONNECTIONS, NULL, srv_view_connections),
 	/* what an operator does */
 	ROUTE("GET", "/v1/audit", ADMIN, 0, 200, AUDIT, NULL, srv_view_audit),
+	ROUTE("GET", "/v1/snapshot", READ, 0, 200, CHECKPOINT, NULL, srv_view_checkpoint),
+	ROUTE("POST", "/v1/snapshot", ADMIN, 0, 202, SNAPSHOT, srv_route_snapshot, srv_view_checkpoint),
+	ROUTE("POST", "/v1/restore", ADMIN, 0, 202, RESTORE, srv_route_restore, srv_view_checkpoint),
 	ROUTE("POST", "/v1/drain", ADMIN, 0, 202, DRAIN, NULL, srv_view_drain),
 };
 const size_t srv_http_n_routes = KV_LENGTH(srv_http_routes);

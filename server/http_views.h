@@ -33,6 +33,7 @@ void srv_view_ready(const struct srv_control *control, struct srv_text *text);
 void srv_view_live(uint64_t turn_age_ms, struct srv_text *text);
 void srv_view_self_test(const struct srv_control *control, struct srv_text *text);
 void srv_view_audit(const struct srv_control *control, struct srv_text *text);
+void srv_view_checkpoint(const struct srv_control *control, struct srv_text *text);
 void srv_view_drain(const struct srv_control *control, struct srv_text *text);
 /* RFC 9457. `code`: the name of a status (proto/status.h), or the control API's own word. */
 void srv_view_problem(unsigned http_status, const char *code, const char *detail, struct srv_text *text);

@@ -161,9 +161,28 @@ struct srv_entry {
 	uint32_t result_idx; /* KV_ROW_NONE: no work, item->status is set already */
 };
 
+/*
+ * Somebody who moves blocks in or out in a lane's batches, beside the requests: snapshots, tiers. seal() adds
+ * moves to the plan of a batch of `lane`; done() says that they came back, with the worst that became of
+ * them.
+ */
+struct srv_mover {
+	struct srv_lane *lane; /* wants to be in its next batch; NULL: nothing wanted. The mover clears it. */
+	bool is_sealed;        /* in a batch */
+	void (*seal)(struct srv_mover *mover, struct kv_plan *plan);
+	void (*done)(struct srv_mover *mover, enum kv_status status, const struct kv_result *result);
+};
+
+/* A file operation of the server; done() in the turn of its event. */
+struct srv_file {
+	struct kv_io_file op;
+	void (*done)(struct srv_file *file);
+};
+
 struct srv_flight {
 	struct kv_plan plan;
 	struct srv_entry *entries; /* [KV_PLAN_ITEMS_MAX] */
+	struct srv_mover *mover;   /* whose moves it has; NULL: none */
 	uint32_t n_entries;
 	bool is_sealed, is_submitted, is_done;
 	uint64_t sealed_ns;
@@ -194,6 +213,8 @@ struct srv_probe {
 	uint32_t n_deep;
 };
 
+#define SRV_MOVERS 2u /* snapshots, tiers */
+
 struct srv_server {
 	const struct srv_options *options;
 	struct srv_seams seams;
@@ -212,7 +233,9 @@ struct srv_server {
 	uint64_t conn_id_last;
 	struct srv_lane lanes[KV_POOLS_MAX]; /* by kv_pool.pool_idx */
 	struct srv_probe probe;
-	struct kvp_request scratch; /* the frame being checked */
+	struct srv_checkpoint *checkpoint;
+	struct srv_mover *movers[SRV_MOVERS]; /* NULL: unused */
+	struct kvp_request scratch;           /* the frame being checked */
 	uint8_t goaway_frame[KVP_HEADER_BYTES];
 	struct kv_io_event events[SRV_EVENTS_PER_TURN];
 	char listeners[SRV_LISTEN_MAX][160];
@@ -220,6 +243,7 @@ struct srv_server {
 	int backend_fd;
 	uint64_t now_ns, started_ns, turns, last_event_ns, next_timer_ns;
 	bool is_draining, is_lost, has_finished; /* has_finished: a request ended this turn */
+	bool has_saved;                          /* the snapshot of draining was begun */
 	uint64_t drain_end_ns;
 	uint64_t n_work;            /* counted per turn by the simulation: released blocks */
 	struct srv_control *parked; /* control requests that go on next turn */

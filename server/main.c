@@ -174,6 +174,8 @@ static enum kv_status start(struct parts *parts, struct kv_error *err)
 	if ((status = srv_server_create(options, &seams, &parts->server, err)) != KV_OK)
 		return status;
 	parts->backend = NULL; /* the server's now */
+	if ((status = srv_server_restore(parts->server, err)) != KV_OK)
+		return status;
 	if ((status = srv_server_listen(parts->server, err)) != KV_OK)
 		return status;
 	return start_http(parts, err);

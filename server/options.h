@@ -54,6 +54,10 @@
 	N(drain_timeout_ms, 10000, 0, 3600000, "after SIGTERM: time for requests in flight")              \
 	N(busy_poll_us, 0, 0, 1000000, "spin so long for events before sleeping")                         \
 	N(self_test_interval_ms, 10000, 100, 3600000, "period of the known-answer decode behind /readyz") \
+	S(snapshot_dir, "off", "directory for snapshots of sessions, 'off': none can be made")            \
+	S(restore, "off", "snapshot to restore before listening; the start fails when that fails")        \
+	F(snapshot_on_drain,                                                                              \
+		"write the snapshot 'drain' when draining; the next start restores and removes it")       \
 	N(socket_mode, 432, 0, 511, "mode of Unix sockets, as a number (432 = octal 0660)")               \
 	F(insecure, "allow listeners beyond loopback although nothing authenticates them")
 

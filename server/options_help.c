@@ -35,6 +35,7 @@ static const struct {
 	{ "Time", 7,
 		{ IDX(lease_ms), IDX(hello_timeout_ms), IDX(io_timeout_ms), IDX(send_timeout_ms),
 			IDX(min_rate_bytes_per_s), IDX(drain_timeout_ms), IDX(self_test_interval_ms) } },
+	{ "Snapshots", 3, { IDX(snapshot_dir), IDX(restore), IDX(snapshot_on_drain) } },
 	{ "Messages", 1, { IDX(log_level) } },
 };
 

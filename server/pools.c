@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/format.h"
+#include "server/checkpoint.h"
 
 static enum kv_status add_to_domain(struct srv_server *server, struct kv_pool_spec *spec, uint64_t offset,
 	uint64_t n_bytes, struct kv_pool **out, struct kv_error *err)
@@ -71,6 +72,9 @@ enum kv_status srv_pool_remove(struct srv_server *server, struct kv_pool *pool, 
 
 	if (status != KV_OK)
 		return status;
+	if (srv_checkpoint_is_running(server->checkpoint))
+		return kv_fail(err, KV_BUSY_RETRY, "pool \"%s\": a snapshot is being written or restored",
+			pool->spec->name);
 	if (!srv_lane_is_idle(lane))
 		return kv_fail(err, KV_BUSY_RETRY, "pool \"%s\" has batches in flight", pool->spec->name);
 	srv_log(SRV_LOG_INFO, "pool %s removed", pool->spec->name);

@@ -23,7 +23,8 @@ enum kv_status srv_lane_open(struct srv_server *server, struct kv_pool *pool, st
 {
 	struct srv_lane *lane = &server->lanes[pool->pool_idx];
 	const struct kv_pool_spec *spec = pool->spec;
-	const uint64_t area_bytes = kv_plan_area_bytes(spec, server->caps.frame_bytes_max);
+	const uint64_t area_bytes =
+		kv_plan_area_bytes(spec, server->caps.frame_bytes_max) + kv_plan_moves_bytes(spec);
 
 	memset(lane, 0, sizeof(*lane));
 	lane->pool = pool;
@@ -94,10 +95,21 @@ static struct srv_flight *flight_at(struct srv_lane *lane, uint32_t i)
 
 /* ---- sealing ---- */
 
-/* Copies do not wait for items: a sequence that nobody asks about any more still has to become whole. */
-static bool has_something_to_seal(const struct srv_lane *lane)
+static bool wants_moves(const struct srv_server *server, const struct srv_lane *lane)
 {
-	return lane->n_queued > 0 || lane->pool->n_copies > 0;
+	for (uint32_t i = 0; i < SRV_MOVERS; i++) {
+		const struct srv_mover *mover = server->movers[i];
+
+		if (mover && mover->lane == lane && !mover->is_sealed)
+			return true;
+	}
+	return false;
+}
+
+/* Copies do not wait for items: a sequence that nobody asks about any more still has to become whole. */
+static bool has_something_to_seal(const struct srv_server *server, const struct srv_lane *lane)
+{
+	return lane->n_queued > 0 || lane->pool->n_copies > 0 || wants_moves(server, lane);
 }
 
 static bool can_add(const struct srv_flight *flight)
@@ -157,6 +169,24 @@ static uint32_t collect(struct srv_lane *lane, struct srv_request *waiting[],
 
 #define SEAL_CANDIDATES_MAX 512u
 
+/* ---- moves of blocks ---- */
+
+/* The moves of at most one, taking turns, so that each is told only of its own. */
+static void seal_moves(struct srv_server *server, struct srv_lane *lane, struct srv_flight *flight)
+{
+	for (uint32_t i = 0; i < SRV_MOVERS && !flight->mover; i++) {
+		struct srv_mover *mover = server->movers[(server->turns + i) % SRV_MOVERS];
+
+		if (!mover || mover->lane != lane || mover->is_sealed)
+			continue;
+		mover->seal(mover, &flight->plan);
+		if (flight->plan.n_moves == 0)
+			continue;
+		mover->is_sealed = true;
+		flight->mover = mover;
+	}
+}
+
 static void seal(struct srv_server *server, struct srv_lane *lane)
 {
 	struct srv_request *waiting[SEAL_CANDIDATES_MAX];
@@ -164,7 +194,7 @@ static void seal(struct srv_server *server, struct srv_lane *lane)
 	uint32_t order[SEAL_CANDIDATES_MAX];
 	uint8_t scratch[SEAL_CANDIDATES_MAX];
 
-	if (!has_something_to_seal(lane) || lane->n_flights == SRV_PLANS_PER_LANE)
+	if (!has_something_to_seal(server, lane) || lane->n_flights == SRV_PLANS_PER_LANE)
 		return;
 	const uint32_t n = collect(lane, waiting, candidates, SEAL_CANDIDATES_MAX);
 	const uint32_t n_order = kv_plan_pick(candidates, n, order, scratch);
@@ -172,8 +202,10 @@ static void seal(struct srv_server *server, struct srv_lane *lane)
 
 	kv_plan_begin(&flight->plan, lane->pool, flight->plan.area, flight->plan.area_bytes);
 	flight->n_entries = 0;
+	flight->mover = NULL;
 	flight->is_submitted = flight->is_done = false;
 	flight->sealed_ns = server->now_ns;
+	seal_moves(server, lane, flight);
 	for (uint32_t i = 0; i < n_order; i++) {
 		struct srv_request *request = waiting[order[i]];
 
@@ -226,7 +258,7 @@ void srv_scheduler_seal(struct srv_server *server)
 	for (uint32_t i = 0; i < KV_POOLS_MAX && !server->is_lost; i++) {
 		struct srv_lane *lane = &server->lanes[i];
 
-		if (!lane->pool || srv_lane_is_idle(lane))
+		if (!lane->pool || (srv_lane_is_idle(lane) && !wants_moves(server, lane)))
 			continue;
 		seal(server, lane);
 		submit(server, lane);
@@ -268,12 +300,21 @@ static void finish_flights(struct srv_server *server, struct srv_lane *lane)
 			srv_histogram_add(&server->counters.kernel, batch->kernel_us);
 			srv_histogram_add(&server->counters.copy_out, batch->copy_out_us);
 		}
+		struct srv_mover *mover = flight->mover;
+		const enum kv_status moved = batch->status;
+		const struct kv_result result =
+			mover ? batch->results[flight->plan.move_result_idx] : (struct kv_result){ 0 };
+
 		kv_plan_end(&flight->plan);
 		/* Off the ring first: finishing may look at what is in flight. */
 		lane->flight_first = (lane->flight_first + 1) % SRV_PLANS_PER_LANE;
 		lane->n_flights--;
 		for (uint32_t i = 0; i < flight->n_entries; i++)
 			finish_entry(flight, &flight->entries[i]);
+		if (mover) {
+			mover->is_sealed = false;
+			mover->done(mover, moved != KV_OK ? moved : (enum kv_status)result.status, &result);
+		}
 	}
 }
 
@@ -307,7 +348,7 @@ bool srv_scheduler_has_work(const struct srv_server *server)
 
 		if (!lane->pool)
 			continue;
-		if (has_something_to_seal(lane) && lane->n_flights < SRV_PLANS_PER_LANE)
+		if (has_something_to_seal(server, lane) && lane->n_flights < SRV_PLANS_PER_LANE)
 			return true;
 		for (uint32_t f = 0; f < lane->n_flights; f++) {
 			const struct srv_flight *flight =

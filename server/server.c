@@ -12,6 +12,7 @@
 
 #include "core/audit.h"
 #include "core/memory.h"
+#include "server/checkpoint.h"
 
 static const char watch_backend, watch_mailbox; /* their addresses tell the watched descriptors apart */
 
@@ -96,6 +97,8 @@ static enum kv_status build(struct srv_server *server, struct kv_error *err)
 		return status;
 	if ((status = make_pools(server, err)) != KV_OK)
 		return status;
+	if ((status = srv_checkpoint_create(server, &server->checkpoint, err)) != KV_OK)
+		return status;
 	return watch_all(server, err);
 }
 
@@ -139,6 +142,7 @@ void srv_server_destroy(struct srv_server *server)
 		else
 			((struct srv_flight *)batch->user)->is_submitted = false;
 	}
+	srv_checkpoint_destroy(server->checkpoint);
 	if (server->domain) {
 		for (struct kv_pool *pool; (pool = kv_domain_pool_at(server->domain, 0));) {
 			server->backend->ops->pool_destroy(server->backend, pool->backend_pool);
@@ -170,6 +174,27 @@ enum kv_status srv_server_listen(struct srv_server *server, struct kv_error *err
 	return KV_OK;
 }
 
+enum kv_status srv_server_restore(struct srv_server *server, struct kv_error *err)
+{
+	const struct srv_options *options = server->options;
+	const bool is_asked = strcmp(options->restore, "off") != 0;
+	struct srv_checkpoint_view view;
+	enum kv_status status;
+
+	if (!is_asked && !options->snapshot_on_drain)
+		return KV_OK;
+	status = srv_checkpoint_load(
+		server->checkpoint, is_asked ? options->restore : SRV_CHECKPOINT_DRAIN_NAME, !is_asked, err);
+	if (status != KV_OK)
+		return status;
+	while (srv_checkpoint_is_running(server->checkpoint) && !server->is_lost)
+		srv_server_turn(server, srv_server_wait_ns(server));
+	srv_checkpoint_status(server->checkpoint, &view);
+	if (view.status == KV_OK || !is_asked)
+		return KV_OK;
+	return kv_fail(err, view.status, "%s", view.detail);
+}
+
 const char *srv_server_listener(const struct srv_server *server, uint32_t idx)
 {
 	return idx < server->n_listeners ? server->listeners[idx] : NULL;
@@ -187,8 +212,13 @@ static void take_events(struct srv_server *server, int64_t timeout_ns)
 		server->is_lost = true;
 	}
 	for (int i = 0; i < n; i++) {
-		if (server->events[i].kind != KV_IO_WATCHED)
+		if (server->events[i].kind == KV_IO_FILE) {
+			struct srv_file *file = kv_container_of(server->events[i].file, struct srv_file, op);
+
+			file->done(file);
+		} else if (server->events[i].kind != KV_IO_WATCHED) {
 			srv_conn_event(server, &server->events[i]);
+		}
 	}
 	if (n > 0)
 		server->last_event_ns = server->now_ns;
@@ -215,8 +245,24 @@ static void take_control(struct srv_server *server)
 	}
 }
 
+/* Once what was in flight is answered, or its time is over. */
+static void save_before_end(struct srv_server *server)
+{
+	struct kv_error err = { 0 };
+	const bool is_quiet = server->slots[0].n_used == 0 && server->slots[1].n_used == 0;
+
+	if (!server->is_draining || !server->options->snapshot_on_drain || server->has_saved ||
+		srv_checkpoint_is_running(server->checkpoint) ||
+		(!is_quiet && server->now_ns < server->drain_end_ns))
+		return;
+	server->has_saved = true;
+	if (srv_checkpoint_save(server->checkpoint, SRV_CHECKPOINT_DRAIN_NAME, 0, &err) != KV_OK)
+		srv_log(SRV_LOG_ERROR, "no snapshot while draining: %s", err.msg);
+}
+
 static void pass_time(struct srv_server *server)
 {
+	save_before_end(server);
 	if (server->now_ns >= server->next_timer_ns) {
 		srv_conns_scan_timed(server);
 		server->next_timer_ns = server->now_ns + SRV_TIMER_SCAN_NS;
@@ -235,10 +281,13 @@ void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
 	pass_time(server);
 	server->n_work = kv_domain_release(server->domain, SRV_RELEASE_PER_TURN);
 	srv_conns_retry_waiting(server);
+	srv_checkpoint_turn(server->checkpoint);
 	srv_scheduler_seal(server);
 	srv_scheduler_reap(server); /* small batches are finished inside submit() */
-	if (server->is_lost)
+	if (server->is_lost) {
 		srv_scheduler_lose(server);
+		srv_checkpoint_lose(server->checkpoint);
+	}
 	server->turns++;
 	if (server->seams.pulse)
 		atomic_store(&server->seams.pulse->turn_ns, server->now_ns);
@@ -267,7 +316,7 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 	int64_t wait_ns = 1000 * (int64_t)KV_NS_PER_MS;
 
 	if (srv_scheduler_has_work(server) || kv_domain_has_zombies(server->domain) ||
-		is_waiting_work(server))
+		is_waiting_work(server) || srv_checkpoint_has_work(server->checkpoint))
 		return 0;
 	if (server->seams.mailbox && !srv_mailbox_is_empty(server->seams.mailbox))
 		return 0;
@@ -323,7 +372,11 @@ bool srv_server_is_done(const struct srv_server *server)
 
 	if (server->is_lost)
 		return is_quiet || server->now_ns - server->last_event_ns > 1000 * KV_NS_PER_MS;
-	return server->is_draining && (is_quiet || server->now_ns >= server->drain_end_ns);
+	if (!server->is_draining || srv_checkpoint_is_running(server->checkpoint))
+		return false;
+	if (server->options->snapshot_on_drain && !server->has_saved)
+		return false;
+	return is_quiet || server->now_ns >= server->drain_end_ns;
 }
 
 int srv_server_exit_code(const struct srv_server *server)

@@ -45,6 +45,12 @@ void srv_server_turn(struct srv_server *server, int64_t timeout_ns);
 /* How long the next turn may wait: time to the next deadline; 0 when work is left over; negative: for ever.
  */
 int64_t srv_server_wait_ns(struct srv_server *server);
+/*
+ * What the options say about snapshots at start, in turns of its own, before anybody can connect: restores
+ * `restore`, which must work; or with snapshot_on_drain what the last drain wrote, if anything, where a
+ * failure only leaves the daemon empty.
+ */
+KV_MUST_CHECK enum kv_status srv_server_restore(struct srv_server *server, struct kv_error *err);
 /* Stop accepting; once nothing is in flight (or the drain time is over) is_done() is true. */
 void srv_server_drain(struct srv_server *server);
 bool srv_server_is_done(const struct srv_server *server);

@@ -482,3 +482,22 @@ uint32_t sim_backend_n_host_allocs(const struct sim_backend *backend)
 {
 	return backend->n_host_allocs;
 }
+
+uint32_t sim_backend_hash_blocks(const struct kv_backend_pool *pool, const uint32_t owners[], uint32_t crc)
+{
+	const struct kv_pool_spec *spec = pool->pages.spec;
+	const uint64_t n_rows = (uint64_t)spec->block_size * spec->kv_heads;
+
+	for (uint32_t i = 0; i < spec->n_blocks[0]; i++) {
+		if (owners[i] == 0)
+			continue;
+		for (uint32_t l = 0; l < spec->n_layers; l++) {
+			const uint64_t k_bytes = n_rows * spec->layers[l].k->row_bytes;
+			const uint64_t v_bytes = n_rows * spec->layers[l].v->row_bytes;
+
+			crc = kvp_crc32c(crc, pool->pages.layers[l].k + i * k_bytes, k_bytes);
+			crc = kvp_crc32c(crc, pool->pages.layers[l].v + i * v_bytes, v_bytes);
+		}
+	}
+	return crc;
+}

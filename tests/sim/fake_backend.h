@@ -48,6 +48,8 @@ void sim_backend_fail_host_alloc_after(struct sim_backend *backend, int64_t coun
 bool sim_backend_has_failed(const struct sim_backend *backend);
 bool sim_backend_is_lost(const struct sim_backend *backend);
 uint32_t sim_backend_n_in_flight(const struct sim_backend *backend);
+/* CRC-32C of the pages of all blocks of group 0 that have an owner, on top of crc. */
+uint32_t sim_backend_hash_blocks(const struct kv_backend_pool *pool, const uint32_t owners[], uint32_t crc);
 uint32_t sim_backend_n_host_allocs(const struct sim_backend *backend);
 
 #endif

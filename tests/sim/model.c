@@ -24,6 +24,7 @@ void sim_sequence_free(struct sim_sequence *sequence)
 
 void sim_model_finish(struct sim_model *model)
 {
+	sim_saved_finish(&model->saved);
 	while (model->sessions) {
 		struct sim_session *session = model->sessions;
 

@@ -66,7 +66,25 @@ struct sim_control {
 	struct sim_tell_row *rows;
 };
 
+/* A sequence in a snapshot; its session by tenant and name. */
+struct sim_saved_sequence {
+	struct sim_saved_sequence *next;
+	uint64_t tenant;
+	char name[KV_SESSION_NAME_BYTES_MAX + 1];
+	struct sim_sequence *sequence;
+};
+#define SIM_SAVED_MAX 4u
+struct sim_snapshot {
+	char name[65];
+	struct sim_saved_sequence *list;
+};
+struct sim_saved {
+	struct sim_saved_sequence *begun; /* of the one that is being written */
+	struct sim_snapshot snapshots[SIM_SAVED_MAX];
+};
+
 struct sim_model {
+	struct sim_saved saved;       /* may outlive the daemon */
 	struct sim_session *sessions; /* all that ever were, newest first */
 	struct sim_control *controls, **controls_end;
 	uint32_t sessions_max, sequences_max; /* the daemon's bounds */
@@ -144,6 +162,15 @@ void sim_model_cut_windows(const struct kv_pool_spec *spec, struct sim_sequence 
 /* Blocks that the sequence has in the group. */
 uint32_t sim_model_n_blocks(
 	const struct kv_pool_spec *spec, const struct sim_sequence *sequence, uint32_t group);
+
+/* model_saved.c: snapshots */
+void sim_saved_finish(struct sim_saved *saved);
+void sim_model_capture_begun(struct sim_model *model);
+void sim_model_captured(struct sim_model *model, const struct kv_sequence *real);
+/* The one that was begun is written. */
+void sim_model_saved(struct sim_model *model, const char *name);
+/* A session of a snapshot appears. */
+void sim_model_restored(struct sim_model *model, const char *name, const struct kv_session *real);
 
 /* Compares every open session with the server's own numbers. */
 void sim_model_compare(const struct sim_model *model, struct kv_domain *domain);

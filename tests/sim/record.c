@@ -5,6 +5,9 @@
  * beforehand what must come out. So nothing in the server knows that it is watched, and replies that never
  * arrive are known all the same.
  */
+#include "core/capture.h"
+#include "core/domain_internal.h"
+#include "server/checkpoint.h"
 #include "tests/sim/model.h"
 #include "tests/sim/peer.h"
 #include "tests/sim/world.h"
@@ -262,6 +265,37 @@ WRAPPED(uint32_t, kv_sequence_list, struct kv_session *session, uint64_t from, s
 	if (is_watched(session->pool->domain) && !sim_world_now->in_control)
 		sim_model_told(&sim_world_now->model, session->handle, session, from, n_max);
 	return __real_kv_sequence_list(session, from, out, n_max, next);
+}
+
+/* ---- snapshots ---- */
+
+WRAPPED(enum kv_status, kv_capture_create, struct kv_domain *domain, struct kv_capture **out,
+	struct kv_error *err)
+{
+	const enum kv_status status = __real_kv_capture_create(domain, out, err);
+
+	if (is_watched(domain))
+		sim_model_capture_begun(&sim_world_now->model);
+	return status;
+}
+
+WRAPPED(void, kv_capture_take, struct kv_capture *capture, const struct kv_sequence *sequence,
+	uint64_t now_ns)
+{
+	if (is_watched(sequence->pool->domain))
+		sim_model_captured(&sim_world_now->model, sequence);
+	__real_kv_capture_take(capture, sequence, now_ns);
+}
+
+WRAPPED(void, kv_session_commit, struct kv_domain *domain, struct kv_session *session, uint64_t now_ns)
+{
+	struct srv_checkpoint_view view;
+
+	__real_kv_session_commit(domain, session, now_ns);
+	if (!is_watched(domain))
+		return;
+	srv_checkpoint_status(sim_world_now->server->checkpoint, &view);
+	sim_model_restored(&sim_world_now->model, view.name, session);
 }
 
 /* ---- bounds of a turn ---- */

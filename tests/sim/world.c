@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/format.h"
+#include "server/checkpoint.h"
 #include "tests/sim/peer.h"
 
 #define SPINS_MAX 100u
@@ -117,6 +118,8 @@ void sim_world_options(struct sim_world *world)
 	options->pools = json_array();
 	for (uint32_t i = 0; i < world->config.n_pools; i++)
 		json_array_append_new(options->pools, pool_json(&world->config.pools[i], pool_names[i]));
+	snprintf(options->snapshot_dir, sizeof(options->snapshot_dir), "dir");
+	options->snapshot_on_drain = world->config.saves_on_drain;
 	options->n_listen = 1;
 	options->listen[0] = (struct kv_io_address){ .transport = KV_IO_UNIX, .path = "sim" };
 }
@@ -331,6 +334,19 @@ static void check_spin(struct sim_world *world, bool has_waited, uint64_t n_chan
 			"the server spins: %u turns without an event or a wait", world->n_spins);
 }
 
+/* A snapshot that is written holds what was taken in for it. */
+static void watch_snapshots(struct sim_world *world)
+{
+	struct srv_checkpoint_view view;
+
+	srv_checkpoint_status(world->server->checkpoint, &view);
+	if (view.n_begun == world->n_snapshots_seen || view.is_running)
+		return;
+	world->n_snapshots_seen = view.n_begun;
+	if (!view.is_restore && view.status == KV_OK)
+		sim_model_saved(&world->model, view.name);
+}
+
 void sim_world_step(struct sim_world *world, uint64_t max_wait_ns)
 {
 	const uint64_t n_changes = world->n_changes;
@@ -347,6 +363,7 @@ void sim_world_step(struct sim_world *world, uint64_t max_wait_ns)
 	sim_where.turn++;
 	sim_record_reset_turn(world);
 	srv_server_turn(world->server, wait_ns);
+	watch_snapshots(world);
 	check_spin(world, has_waited, n_changes);
 	/* A turn in which nothing happened needs no audit of its own. */
 	if ((world->config.audits_every_turn && world->n_changes != world->n_changes_checked) ||
@@ -363,7 +380,7 @@ static bool is_busy(struct sim_world *world)
 	}
 	return world->server->slots[0].n_used + world->server->slots[1].n_used > 0 ||
 		srv_scheduler_in_flight(world->server) > 0 || kv_domain_has_zombies(world->server->domain) ||
-		!sim_controls_are_done(world);
+		!sim_controls_are_done(world) || srv_checkpoint_is_running(world->server->checkpoint);
 }
 
 void sim_world_run(struct sim_world *world, uint64_t for_ns)

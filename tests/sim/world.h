@@ -44,7 +44,7 @@ struct sim_config {
 	uint32_t tokens_per_item_max, items_max;
 	enum { SIM_END_SETTLE, SIM_END_DRAIN, SIM_END_ABANDON } end;
 	bool is_lasting; /* few sequences that become long: windows move on */
-	bool audits_every_turn;
+	bool audits_every_turn, saves_on_drain;
 };
 
 /* What one turn did, counted from outside. */
@@ -76,7 +76,7 @@ struct sim_world {
 	uint64_t n_changes, n_changes_checked; /* calls that are watched: all, and until the last check */
 	uint32_t n_spins;                      /* turns in a row that did not wait and found nothing to do */
 	bool in_control;                       /* the server answers a control request */
-	uint64_t drain_ns;
+	uint64_t drain_ns, n_snapshots_seen;
 	struct sim_turn_counts counts;
 	struct sim_maxima maxima;
 	struct sim_asked *asked; /* [SIM_CONTROLS]; NULL: no control requests */

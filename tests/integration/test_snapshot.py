@@ -1,0 +1,173 @@
+"""Snapshots of real processes: what a client decodes before and after a restart is the same, bit for bit."""
+
+import errno
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+import numpy as np
+
+import tqkv
+from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon
+
+OTHER = DEMO.replace("v=tq4", "v=tq3")
+
+
+def rows(seed, n_tokens, head_dim=64, heads=2):
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal((n_tokens, heads, head_dim)).astype(np.float32),
+            rng.standard_normal((n_tokens, heads, head_dim)).astype(np.float32))
+
+
+def fill(session):
+    """Sequences 1 and 2 on both layers, 3 on the first one only."""
+    for layer in range(2):
+        k, v = rows(layer, 100)
+        session.append(1, layer=layer, k=k, v=v)
+    k, v = rows(3, 40)
+    session.append_layers(2, k=np.stack([k, k]), v=np.stack([v, v]))
+    k, v = rows(7, 21)
+    session.append(3, layer=0, k=k, v=v)
+
+
+def outputs(session):
+    q = np.random.default_rng(99).standard_normal((4, 64)).astype(np.float32)
+    return [session.decode(sequence, layer=layer, q=q).tobytes()
+            for sequence, layer in ((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1))]
+
+
+def ctl(daemon, *args):
+    return subprocess.run([str(BUILD / "server/tqkvctl"), "--http", daemon.http, *args], capture_output=True,
+                          text=True, timeout=PATIENCE_S)
+
+
+class Snapshots(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.TemporaryDirectory(prefix="tqkv-test.")
+        self.addCleanup(self.dir.cleanup)
+        self.path = pathlib.Path(self.dir.name)
+
+    def daemon(self, *args, pool=DEMO):
+        return Daemon("--pool", pool, "--snapshot-dir", self.path, *args)
+
+    def wait(self, daemon):
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            view = daemon.get("/v1/snapshot")
+            if view["state"] != "running":
+                return view
+            time.sleep(0.02)
+        raise AssertionError("it does not end")
+
+    def test_a_drained_daemon_goes_on_in_the_next_process(self):
+        with self.daemon("--snapshot-on-drain") as daemon:
+            boot_id = daemon.get("/v1/info")["boot_id"]
+            with tqkv.Client(daemon.addr) as client:
+                session = client.open("demo", session="chat")
+                fill(session)
+                before, lengths = outputs(session), session.lengths()
+                self.assertEqual(daemon.stop(signal.SIGTERM), 0)
+        self.assertTrue((self.path / "drain.tqkv").exists())
+        with self.daemon("--snapshot-on-drain") as daemon:
+            self.assertIn("restored drain: sessions 1, sequences 3", daemon.log())
+            self.assertNotEqual(daemon.get("/v1/info")["boot_id"], boot_id)
+            self.assertFalse((self.path / "drain.tqkv").exists(), "a consumed snapshot is gone")
+            with tqkv.Client(daemon.addr) as client:
+                session = client.attach("chat")
+                self.assertEqual(session.lengths(), lengths)
+                self.assertEqual(outputs(session), before)
+                k, v = rows(5, 3)
+                session.append(1, layer=0, k=k, v=v, position=100)
+
+    def test_tqkvctl_saves_and_restores_and_tells_how_fast(self):
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            session = client.open("demo", session="a")
+            fill(session)
+            before = outputs(session)
+            done = ctl(daemon, "snapshot", "all", "--all")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"^snapshot all: 1 sessions, 3 sequences, \d+ blocks, .* MiB/s")
+            self.assertEqual(os.stat(self.path / "all.tqkv").st_mode & 0o777, 0o600)
+            done = ctl(daemon, "restore", "all")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("EXISTS", done.stderr)
+            session.close()
+            done = ctl(daemon, "restore", "all")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"^restore all: 1 sessions, 3 sequences")
+            self.assertEqual(outputs(client.attach("a")), before)
+
+    def test_one_session_of_several(self):
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            for name in ("a", "b"):
+                fill(client.open("demo", session=name))
+            ids = {row["name"]: row["id"] for row in daemon.get("/v1/sessions")["sessions"]}
+            done = ctl(daemon, "snapshot", "b-only", "--session", ids["b"])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("1 sessions", done.stdout)
+
+    def test_what_is_wrong_with_a_file_is_said_and_changes_nothing(self):
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            session = client.open("demo", session="a")
+            fill(session)
+            self.assertEqual(ctl(daemon, "snapshot", "s").returncode, 0)
+            session.close()
+            occupancy = daemon.get("/v1/occupancy")["pools"]
+            whole = (self.path / "s.tqkv").read_bytes()
+            damaged = bytearray(whole)
+            damaged[len(damaged) // 2] ^= 4
+            (self.path / "damaged.tqkv").write_bytes(damaged)
+            (self.path / "short.tqkv").write_bytes(whole[:-100])
+            (self.path / "empty.tqkv").write_bytes(b"")
+            (self.path / "directory.tqkv").mkdir()
+            os.mkfifo(self.path / "fifo.tqkv")
+            os.symlink(self.path / "s.tqkv", self.path / "link.tqkv")
+            for name, code in [("damaged", "CORRUPT"), ("short", "CORRUPT"), ("empty", "CORRUPT"),
+                               ("directory", "IO_ERROR"), ("fifo", "IO_ERROR"), ("link", "IO_ERROR"),
+                               ("absent", "NOT_FOUND")]:
+                with self.subTest(name=name):
+                    self.assertEqual(daemon.request("POST", "/v1/restore", {"name": name})[0], 202)
+                    self.assertEqual(self.wait(daemon)["status"], code)
+            for name in ("../s", "/etc/passwd", ".s", ""):
+                with self.subTest(name=name):
+                    status, problem = daemon.request("POST", "/v1/restore", {"name": name})
+                    self.assertEqual((status, problem["code"]), (400, "BAD_ARG"))
+            self.assertEqual(daemon.request("POST", "/v1/snapshot", {"name": "directory"})[0], 202)
+            self.assertEqual(self.wait(daemon)["status"], "IO_ERROR")
+            self.assertEqual(sorted(path.name for path in self.path.glob(".*")), [], "nothing half-written is left")
+            for pool, row in zip(daemon.get("/v1/occupancy")["pools"], occupancy):
+                self.assertEqual(pool["n_sessions"], row["n_sessions"])
+                self.assertEqual(pool["blocks"]["free"], row["blocks"]["free"])
+            self.assertEqual(ctl(daemon, "restore", "s").returncode, 0)
+
+    def test_another_pool_is_refused_by_the_member_that_differs(self):
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            fill(client.open("demo", session="a"))
+            self.assertEqual(ctl(daemon, "snapshot", "s").returncode, 0)
+        with self.daemon(pool=OTHER) as daemon:
+            done = ctl(daemon, "restore", "s")
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, r"FORMAT_MISMATCH.*\bin v")
+        with self.daemon(pool=EXACT) as daemon:
+            self.assertIn("NOT_FOUND", ctl(daemon, "restore", "s").stderr)
+        failed = subprocess.run([str(BUILD / "server/tqkvd"), "--listen", f"unix:{self.path}/x.sock", "--http", "off",
+                                 "--memory", "64MiB", "--pool", OTHER, "--snapshot-dir", str(self.path), "--restore",
+                                 "s"], capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual(failed.returncode, 3, failed.stderr)
+        self.assertIn("differs from the snapshot's in v", failed.stderr)
+
+    def test_without_a_directory_or_in_a_full_one(self):
+        with Daemon("--pool", DEMO) as daemon:
+            status, problem = daemon.request("POST", "/v1/snapshot", {"name": "s"})
+            self.assertEqual((status, problem["code"]), (409, "BAD_STATE"))
+        with Daemon("--pool", DEMO, "--snapshot-dir", "/dev/null/x") as daemon:
+            self.assertEqual(daemon.request("POST", "/v1/snapshot", {"name": "s"})[0], 202)
+            self.assertEqual(self.wait(daemon)["status"], "IO_ERROR")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,125 @@
+/*
+ * What snapshots hold, in the model: copies of the sequences as they were when the server took them in.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/model.h"
+
+static void free_list(struct sim_saved_sequence *list)
+{
+	while (list) {
+		struct sim_saved_sequence *saved = list;
+
+		list = saved->next;
+		sim_sequence_free(saved->sequence);
+		free(saved);
+	}
+}
+
+void sim_saved_finish(struct sim_saved *saved)
+{
+	free_list(saved->begun);
+	for (uint32_t i = 0; i < SIM_SAVED_MAX; i++)
+		free_list(saved->snapshots[i].list);
+	memset(saved, 0, sizeof(*saved));
+}
+
+static void copy_layers(struct sim_sequence *to, const struct sim_sequence *from, uint32_t n_layers)
+{
+	for (uint32_t l = 0; l < n_layers; l++) {
+		struct sim_layer *layer = &to->layers[l];
+		const uint32_t n = from->layers[l].committed;
+
+		layer->n_max = n + 16;
+		layer->gone_end = from->layers[l].gone_end;
+		layer->planned = layer->committed = n;
+		layer->row_ids = malloc(layer->n_max * sizeof(layer->row_ids[0]));
+		SIM_CHECK(layer->row_ids, "no memory for the model");
+		memcpy(layer->row_ids, from->layers[l].row_ids, n * sizeof(layer->row_ids[0]));
+	}
+}
+
+void sim_model_capture_begun(struct sim_model *model)
+{
+	free_list(model->saved.begun);
+	model->saved.begun = NULL;
+}
+
+void sim_model_captured(struct sim_model *model, const struct kv_sequence *real)
+{
+	const struct sim_session *session = sim_model_session(model, real->session->handle);
+	const struct sim_sequence *sequence = session ? sim_model_sequence(session, real->id) : NULL;
+	struct sim_saved_sequence *saved = calloc(1, sizeof(*saved));
+
+	SIM_CHECK(sequence && session->is_open, "a snapshot takes in a sequence that there is not");
+	SIM_CHECK(saved, "no memory for the model");
+	saved->sequence = calloc(1, sizeof(*saved->sequence));
+	SIM_CHECK(saved->sequence, "no memory for the model");
+	saved->tenant = session->tenant;
+	memcpy(saved->name, session->name, sizeof(saved->name));
+	saved->sequence->id = sequence->id;
+	saved->sequence->is_evictable = sequence->is_evictable;
+	copy_layers(saved->sequence, sequence, session->pool->spec->n_layers);
+	saved->next = model->saved.begun;
+	model->saved.begun = saved;
+}
+
+static struct sim_snapshot *find(struct sim_saved *saved, const char *name)
+{
+	for (uint32_t i = 0; i < SIM_SAVED_MAX; i++) {
+		struct sim_snapshot *snapshot = &saved->snapshots[i];
+
+		if (strcmp(snapshot->name, name) == 0)
+			return snapshot;
+	}
+	return NULL;
+}
+
+void sim_model_saved(struct sim_model *model, const char *name)
+{
+	struct sim_snapshot *snapshot = find(&model->saved, name);
+
+	if (!snapshot)
+		snapshot = find(&model->saved, "");
+	SIM_CHECK(snapshot, "more than %u snapshots", SIM_SAVED_MAX);
+	free_list(snapshot->list);
+	snprintf(snapshot->name, sizeof(snapshot->name), "%s", name);
+	snapshot->list = model->saved.begun;
+	model->saved.begun = NULL;
+}
+
+void sim_model_restored(struct sim_model *model, const char *name, const struct kv_session *real)
+{
+	const struct sim_snapshot *snapshot = find(&model->saved, name);
+	struct sim_session *session = calloc(1, sizeof(*session));
+
+	SIM_CHECK(session, "no memory for the model");
+	SIM_CHECK(snapshot, "snapshot %s was never written", name);
+	session->handle = real->handle;
+	session->tenant = real->tenant;
+	session->pool = real->pool;
+	memcpy(session->name, real->name, sizeof(session->name));
+	session->lease_ms = real->lease_ms;
+	session->sequences_max = real->sequences_max;
+	session->tokens_max = real->tokens_max;
+	memcpy(session->reserve_left, real->n_blocks_reserved, sizeof(session->reserve_left));
+	session->n_rows_in = real->n_rows_in;
+	session->n_rows_out = real->n_rows_out;
+	session->n_queries = real->n_queries;
+	session->is_open = true;
+	/* What is left of the lease runs from now. */
+	session->owner_changed_ns = session->life_ns = real->lease_end_ns - real->lease_ms * KV_NS_PER_MS;
+	session->next = model->sessions;
+	model->sessions = session;
+	model->n_open++;
+	for (const struct sim_saved_sequence *saved = snapshot->list; saved; saved = saved->next) {
+		if (saved->tenant != session->tenant || strcmp(saved->name, session->name) != 0)
+			continue;
+		struct sim_sequence *sequence = sim_model_add_sequence(session, saved->sequence->id);
+
+		sequence->is_evictable = saved->sequence->is_evictable;
+		copy_layers(sequence, saved->sequence, session->pool->spec->n_layers);
+	}
+}
