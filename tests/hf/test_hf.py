@@ -201,6 +201,22 @@ class Models(unittest.TestCase):
         with self.assertRaisesRegex(tqkv.ArgumentError, "the batch has 1 rows, the cache 3"):
             self.generate(cache, ids=torch.cat([self.ids] * 2, dim=1)[:1], mask=torch.ones(1, 40, dtype=torch.long), n=2)
 
+    def test_a_full_pool_is_an_error_and_the_session_goes_on(self):
+        """Not a wrong token. Afterwards the cache can be emptied, and what fits is computed."""
+        self.control.create_pool(**tqkv.hf.pool_description(self.model.config, "tiny", k="f32", v="f32", blocks=3))
+        with tqkv.Client(self.daemon.addr, timeout=1) as client, client.open("tiny") as session:
+            cache = tqkv.hf.TqkvCache(session)
+            for n_prompt, n in ((20, 2), (10, 9)):  # in the prompt, and at a later token
+                ids = self.ids[:, -n_prompt:]
+                with self.assertRaises(tqkv.TqkvError) as raised:
+                    self.generate(cache, ids=ids, mask=torch.ones_like(ids), n=n)
+                self.assertEqual(raised.exception.status_name, "POOL_FULL")
+                cache.reset()
+                self.assertEqual(session.lengths(), {})
+            ids = self.ids[1:2]
+            mask = torch.ones_like(ids)
+            self.assert_same(self.generate(cache, ids=ids, mask=mask, n=8), self.generate(ids=ids, mask=mask, n=8))
+
     def test_a_decode_step_is_one_request_for_each_layer(self):
         """Whatever the batch; and a prompt is not waited for layer by layer."""
         cache = self.cache()

@@ -42,7 +42,7 @@ class Past:
 class Model:
     def __init__(self, path):
         gguf = make_capture.GgufFile(path.read_bytes())
-        self.tokenizer = make_capture.Tokenizer(gguf.metadata)
+        self.metadata, self.tokenizer = gguf.metadata, make_capture.Tokenizer(gguf.metadata)
         llama = self.llama = make_capture.LlamaModel(gguf)
         for name in ("n_layers", "q_heads", "kv_heads", "head_dim"):
             setattr(self, name, getattr(llama, name))

@@ -1,5 +1,6 @@
 """A Cache of transformers whose rows are sequences of a session."""
 
+import contextlib
 import itertools
 import weakref
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, Status, TqkvError
 
 # Of each session: numbers that no cache of this process has used on it.
 _numbers = weakref.WeakKeyDictionary()
@@ -162,14 +163,21 @@ class TqkvCache(Cache):
         self._waiting = None
         self._seen = [0] * len(self._seen)
         self.real = np.zeros((0, 0), bool)
-        try:
+        with contextlib.suppress(TqkvError):  # rows that were refused are forgotten with the others
             self.pipeline.flush()
-        finally:
-            stored = [sequence for sequence in sequences if sequence in self.session._lengths]
-            if stored:
-                self.session.free(stored)
+        self._free(sequences)
 
     close = reset
+
+    def _free(self, sequences):
+        stored = [sequence for sequence in sequences if sequence in self.session._lengths]
+        try:
+            if stored:
+                self.session.free(stored)
+        except TqkvError as error:
+            # Those whose first rows were refused need not be there.
+            if not error.item_errors or any(item.status != Status.NOT_FOUND for item in error.item_errors):
+                raise
 
     def crop(self, tokens_to_remove):
         """Removes that many tokens if it is negative, as the library asks; positive: shortens to that length."""
@@ -206,7 +214,4 @@ class TqkvCache(Cache):
         if children:
             self.session.fork(children)
         self.sequences, self.real = after, self.real[indices]
-        unused = [sequence for index, sequence in enumerate(before)
-                  if index not in used and sequence in self.session._lengths]
-        if unused:
-            self.session.free(unused)
+        self._free([sequence for index, sequence in enumerate(before) if index not in used])
