@@ -30,6 +30,20 @@ WORKDIR /prometheus
 ENTRYPOINT ["prometheus"]
 """
 
+# A machine with systemd as process 1, with the programs and files as meson and deploy/README.md put them.
+SYSTEMD = """FROM tqkv-demo:test
+USER 0:0
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd procps >/dev/null
+COPY tqkvd.service /lib/systemd/system/
+COPY tqkv.sysusers /usr/lib/sysusers.d/tqkv.conf
+COPY short-watchdog.conf /etc/systemd/system/tqkvd.service.d/
+RUN mkdir -m 0755 /etc/tqkv && systemctl enable tqkvd && systemctl set-default multi-user.target
+COPY tqkvd.json /etc/tqkv/
+STOPSIGNAL SIGRTMIN+3
+HEALTHCHECK NONE
+ENTRYPOINT ["/lib/systemd/systemd"]
+"""
+
 
 def free_ports(n):
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
@@ -315,3 +329,100 @@ class Containers(unittest.TestCase):
         self.assertTrue(said, done.stdout + done.stderr)
         self.assertIn(said.group(0), (DEPLOY / "README.md").read_text())
         self.compose("down", "--volumes", profile="gpu")
+
+    # ---- systemd ----
+
+    def test_8_systemd(self):
+        """systemd starts the unit as it is shipped: confined, with io_uring, restarted by its watchdog, drained at the end."""
+        folder = self.engine.folder / "systemd"
+        folder.mkdir()
+        (folder / "Dockerfile").write_text(SYSTEMD)
+        for name in ("tqkvd.service", "tqkv.sysusers"):
+            shutil.copy(DEPLOY / name, folder)
+        (folder / "short-watchdog.conf").write_text("[Service]\nWatchdogSec=2\n")
+        (folder / "tqkvd.json").write_text('{"memory": "64MiB"}\n')
+        self.engine.docker("build", "--network=host", "--tag", "tqkv-systemd", folder)
+        # What systemd needs to be process 1, without the rights that not every machine has to give.
+        self.engine.docker("run", "--detach", "--name=machine", "--cap-add=SYS_ADMIN", "--security-opt=seccomp=unconfined",
+                           "--security-opt=apparmor=unconfined", "--cgroupns=host", "--network=none", "--tmpfs=/run",
+                           "--tmpfs=/run/lock", "--tmpfs=/tmp", "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw",
+                           "--env=container=docker", "tqkv-systemd")
+
+        def inside(*command, **options):
+            return self.engine.docker("exec", "machine", *command, **options)
+
+        def unit():
+            text = inside("systemctl", "show", "tqkvd", check=False).stdout
+            return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+        started = wait_for("the unit", lambda: unit().get("SubState") == "running" and unit())
+        pid = started["MainPID"]
+        self.assertEqual((started["Type"], started["NRestarts"]), ("notify", "0"))
+        status = inside("cat", f"/proc/{pid}/status").stdout
+        uid = inside("id", "-u", "tqkv").stdout.strip()
+        self.assertRegex(status, rf"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
+            self.assertIn(line, status)
+        self.assertEqual(inside("stat", "-c", "%U %G %a", "/run/tqkv/tqkvd.sock").stdout, "tqkv tqkv 660\n")
+        info = json.loads(inside("tqkvctl", "--json", "info").stdout)
+        io = info.get("info", info)["io"]
+        self.assertEqual(io, "io_uring" if host_has_io_uring() else "epoll")
+        self.assertIn("accounts add up", inside("tqkvctl", "replay", "/usr/share/tqkv/demo.safetensors").stdout)
+        # A loop that stands still.
+        inside("systemctl", "kill", "--signal=STOP", "tqkvd")
+        after = wait_for("the watchdog", lambda: unit().get("NRestarts") == "1" and unit()["SubState"] == "running" and unit())
+        self.assertNotEqual(after["MainPID"], pid)
+        wait_for("the restarted daemon", lambda: inside("tqkvctl", "ready", check=False).returncode == 0)
+        inside("systemctl", "stop", "tqkvd")
+        ended = unit()
+        self.assertEqual((ended["ActiveState"], ended["Result"], ended["ExecMainStatus"]), ("inactive", "success", "0"))
+        self.assertNotEqual(inside("test", "-S", "/run/tqkv/tqkvd.sock", check=False).returncode, 0)
+        # A configuration that is wrong is no better the next time.
+        inside("sh", "-c", "echo '{\"memory\": 7}' >/etc/tqkv/tqkvd.json")
+        self.assertNotEqual(inside("systemctl", "start", "tqkvd", check=False).returncode, 0)
+        failed = unit()
+        self.assertEqual((failed["ActiveState"], failed["ExecMainStatus"], failed["NRestarts"]), ("failed", "2", "0"))
+        self.engine.docker("rm", "--force", "machine")
+
+    # ---- the gpu image ----
+
+    def test_9_gpu_image(self):
+        """Compiled with this machine's toolkit, it holds no CUDA, and without a driver it says what is missing (exit code 3)."""
+        toolkit = pathlib.Path("/usr/local/cuda")
+        if not os.environ.get("TQKV_DEPLOY_GPU"):
+            self.skipTest("TQKV_DEPLOY_GPU=1 builds the gpu image, which takes some minutes")
+        if not (toolkit / "bin/nvcc").exists():
+            self.skipTest("no CUDA Toolkit in /usr/local/cuda")
+        # The parts of the toolkit that compile, laid out as in the image that the Dockerfile names.
+        root = self.engine.folder / "cuda"
+        target = root / "usr/local/cuda-here"
+        library = target / "targets/x86_64-linux/lib"
+        library.mkdir(parents=True)
+        (root / "etc/alternatives").mkdir(parents=True)
+        (root / "usr/local/cuda").symlink_to("/etc/alternatives/cuda")
+        (root / "etc/alternatives/cuda").symlink_to("/usr/local/cuda-here")
+        for part in ("bin", "nvvm"):
+            shutil.copytree(toolkit.resolve() / part, target / part)
+        shutil.copytree((toolkit / "targets/x86_64-linux/include").resolve(), target / "targets/x86_64-linux/include")
+        for name in ("libcudart_static.a", "libcudadevrt.a"):
+            shutil.copy((toolkit / "lib64" / name).resolve(), library)
+        (target / "lib64").symlink_to("targets/x86_64-linux/lib")
+        (target / "include").symlink_to("targets/x86_64-linux/include")
+        name = re.search(r"^ARG CUDA_IMAGE=(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.M).group(1)
+        tar = self.engine.folder / "cuda.tar"
+        self.engine.run("tar", "-C", root, "-cf", tar, ".")
+        self.engine.docker("import", tar, name)
+        self.engine.docker("build", "--network=host", "--file", DEPLOY / "Dockerfile", "--target", "gpu", "--tag",
+                           "tqkv-gpu:built", ROOT, timeout=1800)
+        run = ("run", "--rm", "--network=none")
+        self.assertRegex(self.engine.docker(*run, "tqkv-gpu:built", "--version").stdout, r"cuda \d+\.\d+")
+        held = self.engine.docker(*run, "--entrypoint=sh", "tqkv-gpu:built", "-c",
+                                  "ldd /usr/bin/tqkvd; find / -xdev -name '*cuda*' 2>/dev/null; true").stdout
+        self.assertNotIn("cuda", held)
+        done = self.engine.docker(*run, "tqkv-gpu:built", "--backend", "cuda", "--memory", "64MiB", check=False)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("no CUDA device", done.stderr)
+        # Where no device is, the same image serves from host memory.
+        script = "tqkvd --memory 64MiB --listen unix:/run/tqkv/s & sleep 1; tqkvctl ready; kill $!; wait $!; echo ended with $?"
+        done = self.engine.docker(*run, "--entrypoint=sh", "tqkv-gpu:built", "-c", script)
+        self.assertEqual(done.stdout, "ready\nended with 0\n")
