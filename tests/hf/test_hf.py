@@ -1,5 +1,6 @@
 """Unmodified models of transformers with their K/V in tqkvd, against the same models with transformers' own cache."""
 
+import copy
 import inspect
 import unittest
 
@@ -145,6 +146,23 @@ class Models(unittest.TestCase):
         self.assertEqual(cache.get_seq_length(), 15)
         mask = torch.cat([self.mask, torch.ones(6, 2, dtype=self.mask.dtype)], dim=1)
         self.assert_same(self.generate(cache, ids=first, mask=mask, n=8), self.generate(ids=first, mask=mask, n=8))
+
+    def test_a_copied_cache_goes_its_own_way(self):
+        """A prompt is computed once and used twice: the copy shares its blocks and changes nothing of the original."""
+        prompt, ends = self.ids[1:2, :12], (self.ids[1:2, 12:], self.ids[2:3, 10:])
+        cache = self.cache()
+        self.model.set_attn_implementation("tqkv")
+        with torch.no_grad():
+            self.model(prompt, **{CACHE: cache})
+        sent = self.note_requests()
+        for end in ends:
+            ids = torch.cat([prompt, end], dim=1)
+            with copy.deepcopy(cache) as copied:
+                self.assertEqual(sent, [tqkv._wire.FORK])
+                self.assert_same(self.generate(copied, ids=ids, mask=torch.ones_like(ids), n=8),
+                                 self.generate(ids=ids, mask=torch.ones_like(ids), n=8))
+            del sent[:]
+        self.assertEqual(self.session.lengths(), {cache.sequences[0]: (12,) * 3})
 
     def test_bf16_and_compressed_rows(self):
         """Rows go as bf16; a compressed pool gives nearly the same logits, and not exactly the same."""

@@ -30,7 +30,8 @@ NUDGES = (1e-7, 2e-7, 1e-6)
 RECENT = (64, 256)
 EXACT_LAYERS = (1, 2, 4)
 BIAS_SIZES = (10, 30, 100)
-OTHER_FORMATS = ("fp8", "tqp4", "turboquant25", "turboquant35")
+OTHER_FORMATS = ("bf16", "fp8", "tqp4", "turboquant25", "turboquant35")
+MIXTURES = (("tq8", "tq4"), ("tq6", "tq4"), ("tq5", "tq4"), ("tq6", "tq3"), ("tq5", "tq3"), ("tq4", "tq3"))
 TQ8_GATE, ZERO_KEYS_GATE = 0.001, 10
 
 
@@ -70,8 +71,8 @@ def full_tasks(m):
     for bits in BITS:
         for side in "kv":
             yield f"{side} tq{bits}", 10, lambda s=m.setting(**{side: f"tq{bits}"}): {**m.part(s), **m.layers(s)}
-    for name in OTHER_FORMATS:
-        yield f"format {name}", 10, lambda s=m.setting(name, name): {
+    for k, v in (*MIXTURES, *((name, name) for name in OTHER_FORMATS)):
+        yield f"format {k} {v}", 10, lambda s=m.setting(k, v): {
             **m.part(s), "bytes": s.token_bytes(m.model.n_layers, m.model.kv_heads)}
     yield from option_tasks(m)
     for size in BIAS_SIZES:

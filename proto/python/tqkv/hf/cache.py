@@ -71,7 +71,8 @@ class TqkvCache(Cache):
     check of a speculation) attends to the new tokens here and to the stored ones there, and both parts are merged by
     their log-sum-exp. Padding is not stored.
 
-    Beam search forks sequences, speculation truncates them. Everything that a cache holds is freed by close() or a
+    Beam search forks sequences, and so does copy.deepcopy(cache), for prompts that are used again; speculation truncates
+    them. Everything that a cache holds is freed by close() or a
     `with` block; or by the session's end. Errors are tqkv.TqkvError; after one, the cache's rows are not all there:
     reset() it and prefill again.
 
@@ -107,6 +108,18 @@ class TqkvCache(Cache):
     def __exit__(self, kind, *_):
         if kind is None or self.session._client.is_connected:
             self.close()
+
+    def __deepcopy__(self, memo):
+        """A cache of its own with the same tokens: how transformers reuses a prompt. The blocks are shared (FORK)."""
+        self._settled()
+        copied = memo[id(self)] = TqkvCache(self.session)
+        copied._seen, copied.real = list(self._seen), self.real.copy()
+        copied.sequences = [self._number() for _ in self.sequences]
+        children = {child: parent for child, parent in zip(copied.sequences, self.sequences)
+                    if parent in self.session._lengths}
+        if children:
+            self.session.fork(children)
+        return copied
 
     # ---- a step ----
 
