@@ -50,22 +50,62 @@ static void finish_query(const struct kv_attention_input *input, double *acc, do
 		out[i] = (float)(acc[i] * factor);
 }
 
+/* The query in the channels' own basis. */
+static void begin_exact(const struct kv_attention_input *input, const float *q, const double *q_prepared,
+	struct kv_attention_scratch *scratch, double *q_exact)
+{
+	const uint32_t head_dim = input->k_codec->head_dim;
+
+	if (input->q_is_rotated) {
+		memcpy(scratch->work, q_prepared, head_dim * sizeof(*q_prepared));
+		kv_row_codec_finish_output(input->k_codec, scratch->work, 1.0, scratch->turned);
+		q = scratch->turned;
+	}
+	for (uint32_t i = 0; i < head_dim; i++)
+		q_exact[i] = (double)q[i];
+}
+
+/* Adds the weighted sum of exact rows to that of the others, in the output's basis. */
+static void finish_exact(const struct kv_attention_input *input, const double *acc, double factor,
+	struct kv_attention_scratch *scratch, float *out)
+{
+	const uint32_t head_dim = input->v_codec->head_dim;
+
+	for (uint32_t i = 0; i < head_dim; i++)
+		scratch->work[i] = acc[i] * factor;
+	if (input->out_is_rotated) {
+		for (uint32_t i = 0; i < head_dim; i++)
+			scratch->turned[i] = (float)scratch->work[i];
+		kv_row_codec_prepare_query(input->v_codec, scratch->turned, scratch->work);
+	}
+	for (uint32_t i = 0; i < head_dim; i++)
+		out[i] = (float)((double)out[i] + scratch->work[i]);
+}
+
+static void scale_down(double *acc, uint32_t n, double shrink)
+{
+	for (uint32_t i = 0; i < n; i++)
+		acc[i] *= shrink;
+}
+
 /*
  * Turns the logits of a piece, of which `piece_max` is the greatest, into weights against the maximum so far,
  * and what was summed before with it.
  */
-static void take_weights(struct kv_attention_scratch *scratch, uint32_t query_idx, uint32_t n_tokens,
-	double piece_max, uint32_t acc_length)
+static void take_weights(const struct kv_attention_input *input, struct kv_attention_scratch *scratch,
+	uint32_t query_idx, uint32_t n_tokens, double piece_max)
 {
-	double *weights = scratch->weights[query_idx], *acc = scratch->acc + (size_t)query_idx * acc_length;
+	const uint32_t acc_length = input->v_codec->prepared_dim, v_dim = input->v_codec->head_dim;
+	double *weights = scratch->weights[query_idx];
 	double max = scratch->max[query_idx], sum = scratch->sum[query_idx];
 
 	if (piece_max > max) {
 		const double shrink = exp(max - piece_max); /* 0 for the first piece */
 
 		sum *= shrink;
-		for (uint32_t i = 0; i < acc_length; i++)
-			acc[i] *= shrink;
+		scale_down(scratch->acc + (size_t)query_idx * acc_length, acc_length, shrink);
+		if (input->exact_k_codec)
+			scale_down(scratch->acc_exact + (size_t)query_idx * v_dim, v_dim, shrink);
 		max = scratch->max[query_idx] = piece_max;
 	}
 	for (uint32_t t = 0; t < n_tokens; t++)
@@ -119,10 +159,13 @@ static void take_piece(const struct kv_attention_input *input, const struct kv_a
 	struct kv_attention_scratch *scratch)
 {
 	const struct kv_row_kernels *kernels = kv_row_kernels();
-	struct kv_row_list rows = find_rows(input->k_codec, &input->k, first, end, scratch);
+	const bool is_exact = input->exact_k_codec && first >= input->exact_lo;
+	struct kv_row_list rows = is_exact
+		? find_rows(input->exact_k_codec, &input->exact_k, first, end, scratch)
+		: find_rows(input->k_codec, &input->k, first, end, scratch);
 
-	kv_row_list_score(
-		&rows, scratch->q_prepared, n_queries, scratch->weights[0], KV_ATTENTION_PIECE_TOKENS);
+	kv_row_list_score(&rows, is_exact ? scratch->q_exact : scratch->q_prepared, n_queries,
+		scratch->weights[0], KV_ATTENTION_PIECE_TOKENS);
 	for (uint32_t n = 0; n < n_queries; n++) {
 		double piece_max = kernels->finish_logits(
 			scratch->weights[n], end - first, (double)options->scale, scratch->logit_offset[n]);
@@ -130,11 +173,12 @@ static void take_piece(const struct kv_attention_input *input, const struct kv_a
 		if (options->softcap > 0 || options->slopes)
 			piece_max = bend_logits(options, query_first + n, input->tokens.hi - 1, first,
 				end - first, scratch->weights[n]);
-		take_weights(scratch, n, end - first, piece_max, input->v_codec->prepared_dim);
+		take_weights(input, scratch, n, end - first, piece_max);
 	}
-	rows = find_rows(input->v_codec, &input->v, first, end, scratch);
-	kv_row_list_accumulate(
-		&rows, scratch->weights[0], KV_ATTENTION_PIECE_TOKENS, n_queries, scratch->acc);
+	rows = is_exact ? find_rows(input->exact_v_codec, &input->exact_v, first, end, scratch)
+			: find_rows(input->v_codec, &input->v, first, end, scratch);
+	kv_row_list_accumulate(&rows, scratch->weights[0], KV_ATTENTION_PIECE_TOKENS, n_queries,
+		is_exact ? scratch->acc_exact : scratch->acc);
 }
 
 static void take_tokens(const struct kv_attention_input *input, const struct kv_attention_options *options,
@@ -143,8 +187,11 @@ static void take_tokens(const struct kv_attention_input *input, const struct kv_
 {
 	for (uint32_t first = lo; first < hi;) {
 		const uint32_t piece = KV_ATTENTION_PIECE_TOKENS - first % KV_ATTENTION_PIECE_TOKENS;
-		const uint32_t end = first + (hi - first < piece ? hi - first : piece);
+		uint32_t end = first + (hi - first < piece ? hi - first : piece);
 
+		/* All tokens of a piece come from the same place. */
+		if (input->exact_k_codec && first < input->exact_lo && end > input->exact_lo)
+			end = input->exact_lo;
 		take_piece(input, options, query_first, n_queries, first, end, scratch);
 		first = end;
 	}
@@ -179,6 +226,10 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 		double *q_prepared = scratch->q_prepared + (size_t)n * input->k_codec->prepared_dim;
 
 		begin_query(input, q, q_prepared);
+		if (input->exact_k_codec) {
+			begin_exact(input, q, q_prepared, scratch, scratch->q_exact + (size_t)n * k_dim);
+			memset(scratch->acc_exact + (size_t)n * v_dim, 0, v_dim * sizeof(double));
+		}
 		scratch->logit_offset[n] =
 			(double)options->scale * center_product(input, q, q_prepared, scratch->work);
 		scratch->max[n] = -INFINITY;
@@ -192,6 +243,9 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 			&scratch->max[n], &scratch->sum[n]);
 
 		finish_query(input, scratch->acc + n * acc_length, factor, out + query_idx * v_dim);
+		if (input->exact_k_codec)
+			finish_exact(input, scratch->acc_exact + (size_t)n * v_dim, factor, scratch,
+				out + query_idx * v_dim);
 		if (lse)
 			lse[query_idx] = (float)(scratch->max[n] + log(scratch->sum[n]));
 	}

@@ -27,20 +27,22 @@
  *
  * For a page tensor [blocks, block_size, kv_heads, row_bytes]: token_bytes = kv_heads * row_bytes,
  * block_bytes = block_size * token_bytes, head_offset_bytes = head * row_bytes. The table's entries were
- * checked when the batch was planned. block_table NULL: block b is block b.
+ * checked when the batch was planned. block_table NULL: block b is block b. entry_first: the table begins
+ * with the block of token entry_first * block_size.
  */
 struct kv_row_view {
 	const uint8_t *base;
-	const uint32_t *block_table; /* [ceil(token_hi / block_size)] */
+	const uint32_t *block_table; /* [ceil(token_hi / block_size) - entry_first] */
 	uint32_t block_size;
 	uint64_t block_bytes;
 	uint64_t token_bytes;
 	uint64_t head_offset_bytes;
+	uint32_t entry_first;
 };
 
 static inline const uint8_t *kv_row_view_at(const struct kv_row_view *view, uint32_t token_idx)
 {
-	const uint32_t entry_idx = token_idx / view->block_size;
+	const uint32_t entry_idx = token_idx / view->block_size - view->entry_first;
 	const uint64_t block_idx = view->block_table ? view->block_table[entry_idx] : entry_idx;
 
 	return view->base + block_idx * view->block_bytes +
@@ -94,6 +96,15 @@ struct kv_attention_input {
 	const struct kv_row_codec *v_codec;
 	struct kv_row_view k;
 	struct kv_row_view v;
+	/*
+	 * Tokens from exact_lo on are read from here in place of k and v, as numbers in the channels' own
+	 * basis (FORMATS 5.5). exact_k_codec NULL: none.
+	 */
+	const struct kv_row_codec *exact_k_codec;
+	const struct kv_row_codec *exact_v_codec;
+	struct kv_row_view exact_k;
+	struct kv_row_view exact_v;
+	uint32_t exact_lo;
 	const float *q; /* [n_queries, k head_dim]: all query heads of this KV head, or any part of them */
 	uint32_t n_queries; /* at least 1 */
 	struct kv_attention_range tokens;
@@ -114,12 +125,15 @@ struct kv_attention_input {
 struct kv_attention_scratch {
 	double q_prepared[KV_ATTENTION_QUERIES_MAX * KV_PREPARED_DIM_MAX]; /* [n_queries, K prepared_dim] */
 	double acc[KV_ATTENTION_QUERIES_MAX * KV_PREPARED_DIM_MAX];        /* [n_queries, V prepared_dim] */
+	double q_exact[KV_ATTENTION_QUERIES_MAX * KV_HEAD_DIM_MAX];        /* [n_queries, k head_dim] */
+	double acc_exact[KV_ATTENTION_QUERIES_MAX * KV_HEAD_DIM_MAX];      /* [n_queries, v head_dim] */
 	double weights[KV_ATTENTION_QUERIES_MAX]
 		      [KV_ATTENTION_PIECE_TOKENS]; /* products, logits, then exp(logit - max) */
 	double max[KV_ATTENTION_QUERIES_MAX];
 	double sum[KV_ATTENTION_QUERIES_MAX];
 	double logit_offset[KV_ATTENTION_QUERIES_MAX]; /* scale * <q, k_center> */
 	double work[KV_ROW_WORK_NUMBERS];
+	float turned[KV_HEAD_DIM_MAX];
 	const uint8_t *rows[KV_ATTENTION_PIECE_TOKENS];
 };
 

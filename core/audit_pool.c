@@ -113,6 +113,25 @@ static const char *check_windows(const struct kv_sequence *sequence, uint32_t g)
 	return NULL;
 }
 
+/* Every token of an exact window has a place in the ring's table. */
+static const char *check_exact(const struct kv_sequence *sequence)
+{
+	const struct kv_pool_spec *spec = sequence->pool->spec;
+	const uint32_t n_ring = spec->exact_tokens;
+
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		const uint32_t planned = sequence->planned[l], exact = sequence->exact[l];
+
+		if (exact > planned || exact > n_ring)
+			return "more is exact than there is";
+		for (uint32_t t = planned - exact; t < planned; t++) {
+			if (t % n_ring / spec->block_size >= sequence->tables[spec->n_groups].n_blocks)
+				return "an exact token has no ring block";
+		}
+	}
+	return NULL;
+}
+
 /* Lengths, tables and places of one that handles and ids find. */
 static enum kv_status check_live(struct audit *audit, const struct kv_sequence *sequence)
 {
@@ -139,8 +158,11 @@ static enum kv_status check_live(struct audit *audit, const struct kv_sequence *
 		if (what)
 			return fail_sequence(audit, sequence, what);
 	}
+	if (check_exact(sequence))
+		return fail_sequence(audit, sequence, check_exact(sequence));
 	for (uint32_t g = 0; g < spec->n_tables; g++) {
-		if (sequence->tables[g].n_blocks < n_needed[g])
+		/* A ring is as long as free blocks allow. */
+		if (sequence->tables[g].n_blocks < n_needed[g] && g < spec->n_groups)
 			return fail_sequence(audit, sequence, "its table is shorter than its length needs");
 		if (sequence->tables[g].n_blocks > n_needed[g] && !kv_list_is_linked(&sequence->in_surplus))
 			return fail_sequence(audit, sequence, "its table is longer and nobody will cut it");

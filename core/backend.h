@@ -100,12 +100,8 @@ struct kv_transfer_op {
 	uint32_t result_idx;
 	uint32_t layer_first, n_layers, n_tokens;
 	const int64_t *slots; /* [n_groups, n_tokens], none negative */
-	/*
-	 * READ of the exact window: on layer layer_first + l, tokens from exact_first[l] on are read from
-	 * exact_slots (as in updates) in place of slots. NULL: all from pages.
-	 */
-	const int64_t *exact_slots;  /* [n_tokens] */
-	const uint32_t *exact_first; /* [n_layers] */
+	/* READ of the exact window: these rows are read from ring blocks in place of slots. As in updates. */
+	const int64_t *exact_slots;
 	struct kv_rows k, v;
 	bool is_import;
 };

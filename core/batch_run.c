@@ -11,22 +11,15 @@
 
 /* ---- pages ---- */
 
-/* Bytes of one page tensor: blocks of the layer's group. */
-static bool tensor_bytes(const struct kv_pool_spec *spec, uint32_t layer, bool is_v, uint64_t *n_bytes)
+/* Adds an aligned tensor behind *offset: blocks of a kind, rows of a codec; *at is where it begins. */
+static bool place_tensor(const struct kv_pool_spec *spec, uint32_t table_idx,
+	const struct kv_row_codec *codec, uint64_t *offset, uint64_t *at)
 {
-	const struct kv_layer_spec *l = &spec->layers[layer];
-	const uint64_t token_bytes = (uint64_t)spec->kv_heads * (is_v ? l->v : l->k)->row_bytes;
-
-	return kv_mul_u64((uint64_t)spec->n_blocks[l->group_idx] * spec->block_size, token_bytes, n_bytes);
-}
-
-/* Adds an aligned tensor behind *offset; *at is where it begins. */
-static bool place_tensor(
-	const struct kv_pool_spec *spec, uint32_t layer, bool is_v, uint64_t *offset, uint64_t *at)
-{
+	const uint64_t n_slots = (uint64_t)spec->n_blocks[table_idx] * spec->block_size;
+	const uint64_t token_bytes = (uint64_t)spec->kv_heads * codec->row_bytes;
 	uint64_t n_bytes = 0, end = 0;
 
-	if (!tensor_bytes(spec, layer, is_v, &n_bytes) || !kv_add_u64(*offset, n_bytes, &end) ||
+	if (!kv_mul_u64(n_slots, token_bytes, &n_bytes) || !kv_add_u64(*offset, n_bytes, &end) ||
 		!kv_add_u64(end, TENSOR_ALIGN - 1, &end))
 		return false;
 	*at = *offset;
@@ -34,13 +27,32 @@ static bool place_tensor(
 	return true;
 }
 
+/* Where the tensors of one layer begin: pages, and ring blocks where there are any. */
+struct layer_places {
+	uint64_t k, v, exact_k, exact_v;
+};
+
+static bool place_layer(
+	const struct kv_pool_spec *spec, uint32_t layer, uint64_t *offset, struct layer_places *places)
+{
+	const struct kv_layer_spec *l = &spec->layers[layer];
+
+	*places = (struct layer_places){ 0 };
+	if (!place_tensor(spec, l->group_idx, l->k, offset, &places->k) ||
+		!place_tensor(spec, l->group_idx, l->v, offset, &places->v))
+		return false;
+	return spec->exact_tokens == 0 ||
+		(place_tensor(spec, spec->n_groups, spec->exact_k, offset, &places->exact_k) &&
+			place_tensor(spec, spec->n_groups, spec->exact_v, offset, &places->exact_v));
+}
+
 bool kv_batch_pages_bytes(const struct kv_pool_spec *spec, uint64_t *n_bytes)
 {
-	uint64_t offset = 0, at;
+	struct layer_places places;
+	uint64_t offset = 0;
 
 	for (uint32_t layer = 0; layer < spec->n_layers; layer++) {
-		if (!place_tensor(spec, layer, false, &offset, &at) ||
-			!place_tensor(spec, layer, true, &offset, &at))
+		if (!place_layer(spec, layer, &offset, &places))
 			return false;
 	}
 	*n_bytes = offset;
@@ -57,15 +69,18 @@ enum kv_status kv_batch_pages_init(
 		return kv_fail(err, KV_NO_MEMORY, "pages of %u layers", spec->n_layers);
 	KV_ASSERT((uintptr_t)base % TENSOR_ALIGN == 0);
 	for (uint32_t layer = 0; layer < spec->n_layers; layer++) {
-		uint64_t k_at = 0, v_at = 0;
+		struct layer_places places;
 
-		if (!place_tensor(spec, layer, false, &offset, &k_at) ||
-			!place_tensor(spec, layer, true, &offset, &v_at)) {
+		if (!place_layer(spec, layer, &offset, &places)) {
 			kv_free(layers);
 			return kv_fail(err, KV_UNSUPPORTED, "the pool's pages have more than 2^64 bytes");
 		}
-		layers[layer].k = base + k_at;
-		layers[layer].v = base + v_at;
+		layers[layer].k = base + places.k;
+		layers[layer].v = base + places.v;
+		if (spec->exact_tokens > 0) {
+			layers[layer].exact_k = base + places.exact_k;
+			layers[layer].exact_v = base + places.exact_v;
+		}
 		if (layer > 0) {
 			layers[layer].k_bytes_before =
 				layers[layer - 1].k_bytes_before + spec->layers[layer - 1].k->row_bytes;
@@ -91,6 +106,8 @@ struct side {
 	const struct kv_row_codec *codec;
 	const float *center; /* [head_dim], taken off rows that are stored; NULL: nothing */
 	uint8_t *pages;
+	const struct kv_row_codec *exact_codec; /* NULL: the pool has no exact window */
+	uint8_t *exact;                         /* ring blocks */
 	const struct kv_rows *rows;
 	uint64_t packed_bytes_before; /* one packed row of each earlier layer of the op */
 	uint32_t packed_bytes_first;  /* a packed row of the op's first layer */
@@ -109,6 +126,19 @@ static uint64_t slot_row(const struct kv_batch_pages *pages, uint32_t layer, int
 static uint8_t *page_row(const struct side *side, uint64_t row_idx)
 {
 	return side->pages + row_idx * side->codec->row_bytes;
+}
+
+/* The row's place in a ring block; NULL where exact_slots (NULL: none) says that it has none. */
+static uint8_t *exact_row(const struct side *side, const struct kv_batch_pages *pages,
+	const int64_t *exact_slots, uint32_t token, uint32_t head)
+{
+	const struct kv_pool_spec *spec = pages->spec;
+
+	if (!exact_slots || exact_slots[token] < 0)
+		return NULL;
+	KV_ASSERT((uint64_t)exact_slots[token] < (uint64_t)spec->n_blocks[spec->n_groups] * spec->block_size);
+	return side->exact +
+		((uint64_t)exact_slots[token] * spec->kv_heads + head) * side->exact_codec->row_bytes;
 }
 
 static uint32_t wire_row_bytes(const struct side *side)
@@ -135,9 +165,12 @@ static uint8_t *wire_row(
 	return rows->base + token_bytes * kv_heads + (uint64_t)head * row_bytes;
 }
 
-static enum kv_status write_row(
-	const struct side *side, const uint8_t *from, uint8_t *to, struct kv_batch_scratch *scratch)
+/* `exact` NULL: only to the page. Packed rows are never exact. */
+static enum kv_status write_row(const struct side *side, const uint8_t *from, uint8_t *to, uint8_t *exact,
+	struct kv_batch_scratch *scratch)
 {
+	enum kv_status status;
+
 	if (side->rows->dtype == KV_DTYPE_PACKED) {
 		if (kv_row_codec_validate_packed(side->codec, from) != KV_OK)
 			return KV_BAD_VALUE;
@@ -147,17 +180,24 @@ static enum kv_status write_row(
 	kv_rows_load_f32((enum kv_dtype)side->rows->dtype, from, side->codec->head_dim, scratch->row);
 	if (side->center)
 		kv_k_center_subtract(side->center, scratch->row, side->codec->head_dim, scratch->row);
-	return kv_row_codec_encode(side->codec, scratch->row, to, &scratch->codec);
+	status = kv_row_codec_encode(side->codec, scratch->row, to, &scratch->codec);
+	if (status == KV_OK && exact)
+		status = kv_row_codec_encode(side->exact_codec, scratch->row, exact, &scratch->codec);
+	return status;
 }
 
-static void read_row(
-	const struct side *side, const uint8_t *from, uint8_t *to, struct kv_batch_scratch *scratch)
+/* From a page, or (exact not NULL) from a ring block. */
+static void read_row(const struct side *side, const uint8_t *from, const uint8_t *exact, uint8_t *to,
+	struct kv_batch_scratch *scratch)
 {
 	if (side->rows->dtype == KV_DTYPE_PACKED) {
 		memcpy(to, from, side->codec->row_bytes);
 		return;
 	}
-	kv_row_codec_decode(side->codec, from, scratch->row, &scratch->codec);
+	if (exact)
+		kv_row_codec_decode(side->exact_codec, exact, scratch->row, &scratch->codec);
+	else
+		kv_row_codec_decode(side->codec, from, scratch->row, &scratch->codec);
 	if (side->center)
 		kv_k_center_add(side->center, side->codec->head_dim, scratch->row);
 	kv_rows_store((enum kv_dtype)side->rows->dtype, scratch->row, side->codec->head_dim, to);
@@ -172,7 +212,8 @@ static struct kv_finding finding_at(uint32_t result_idx, enum kv_status status, 
 /* Rows of one op on one layer and head, in either direction: what updates, imports and exports share. */
 struct row_task {
 	const struct kv_rows *k, *v;
-	const int64_t *slots; /* [n_groups, n_tokens] */
+	const int64_t *slots;       /* [n_groups, n_tokens] */
+	const int64_t *exact_slots; /* [n_tokens], or NULL */
 	uint32_t result_idx, n_tokens;
 	uint32_t layer_at; /* from the op's first layer */
 	uint32_t layer, head;
@@ -196,11 +237,15 @@ static struct kv_finding move_rows(
 		{ .codec = kv_layer_k(layer, task->head),
 			.center = center_of(pages->spec, task->layer, task->head),
 			.pages = at->k,
+			.exact_codec = pages->spec->exact_k,
+			.exact = at->exact_k,
 			.rows = task->k,
 			.packed_bytes_before = at->k_bytes_before - pages->layers[first].k_bytes_before,
 			.packed_bytes_first = pages->spec->layers[first].k->row_bytes },
 		{ .codec = kv_layer_v(layer, task->head),
 			.pages = at->v,
+			.exact_codec = pages->spec->exact_v,
+			.exact = at->exact_v,
 			.rows = task->v,
 			.packed_bytes_before = at->v_bytes_before - pages->layers[first].v_bytes_before,
 			.packed_bytes_first = pages->spec->layers[first].v->row_bytes },
@@ -220,10 +265,12 @@ static struct kv_finding move_rows(
 				continue;
 
 			uint8_t *wire = wire_row(side, pages->spec->kv_heads, task->layer_at, t, task->head);
+			uint8_t *row = page_row(side, row_idx);
+			uint8_t *exact = exact_row(side, pages, task->exact_slots, t, task->head);
 
 			if (task->is_read)
-				read_row(side, page_row(side, row_idx), wire, scratch);
-			else if (write_row(side, wire, page_row(side, row_idx), scratch) != KV_OK)
+				read_row(side, row, exact, wire, scratch);
+			else if (write_row(side, wire, row, exact, scratch) != KV_OK)
 				return finding_at(task->result_idx, KV_BAD_VALUE, task->layer, t);
 		}
 	}
@@ -262,6 +309,7 @@ static struct kv_finding run_update(const struct kv_batch_pages *pages, const st
 	const struct row_task task = { .k = &op->k,
 		.v = &op->v,
 		.slots = op->slots,
+		.exact_slots = op->exact_slots,
 		.result_idx = op->result_idx,
 		.n_tokens = op->n_tokens,
 		.layer_at = layer_at,
@@ -277,6 +325,7 @@ static struct kv_finding run_transfer(const struct kv_batch_pages *pages, const 
 	const struct row_task task = { .k = &op->k,
 		.v = &op->v,
 		.slots = op->slots,
+		.exact_slots = op->exact_slots,
 		.result_idx = op->result_idx,
 		.n_tokens = op->n_tokens,
 		.layer_at = layer_at,
@@ -345,6 +394,16 @@ static struct kv_finding run_decode(const struct kv_batch_pages *pages, const st
 		.out_is_rotated = (op->flags & KV_DECODE_OUT_ROTATED) != 0,
 		.k_center = center_of(spec, op->layer, head) };
 
+	if (op->exact_table) {
+		const struct kv_layer_pages *at = &pages->layers[op->layer];
+
+		input.exact_k_codec = spec->exact_k;
+		input.exact_v_codec = spec->exact_v;
+		input.exact_k = view_of(spec, spec->exact_k, at->exact_k, op->exact_table, head);
+		input.exact_v = view_of(spec, spec->exact_v, at->exact_v, op->exact_table, head);
+		input.exact_k.entry_first = input.exact_v.entry_first = op->exact_lo / spec->block_size;
+		input.exact_lo = op->exact_lo;
+	}
 	if ((input.q_is_rotated && !kv_row_codec_has_one_basis(layer->k)) ||
 		(input.out_is_rotated && !kv_row_codec_has_one_basis(layer->v)))
 		return finding_at(op->result_idx, KV_UNSUPPORTED, op->layer, 0);

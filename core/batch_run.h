@@ -22,6 +22,7 @@
 /* Page tensors of one layer: [blocks, block_size, kv_heads, row_bytes] (FORMATS 6). */
 struct kv_layer_pages {
 	uint8_t *k, *v;
+	uint8_t *exact_k, *exact_v; /* [ring blocks, block_size, kv_heads, head_dim] bf16, or NULL */
 	uint64_t k_bytes_before, v_bytes_before; /* bytes of one packed row of each layer before this one */
 };
 

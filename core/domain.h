@@ -68,6 +68,8 @@ struct kv_pool {
 	uint32_t n_copies;
 	uint32_t n_sessions, n_sequences, n_zombies; /* open sessions; their sequences; all other sequences */
 	uint64_t n_tokens_committed;                 /* sum over sequences of the least layer length */
+	uint64_t n_exact_rows;    /* committed tokens of exact windows, summed over layers and sequences */
+	uint64_t plan_serial;     /* of the newest plan */
 	uint64_t *layer_tokens;   /* [n_layers] committed tokens, summed over sequences: the memory report */
 	uint64_t *session_tokens; /* private: [sessions_max, n_layers] the same per session slot */
 	struct kv_sequence_slab *slab; /* private to sequence_slab.c */
@@ -110,8 +112,9 @@ struct kv_sequence {
 	bool is_evictable;
 	bool is_zombie;
 	uint64_t created_ns, used_ns;
-	uint32_t *planned;                           /* [n_layers] */
-	uint32_t *committed;                         /* [n_layers] */
+	uint32_t *planned;   /* [n_layers] */
+	uint32_t *committed; /* [n_layers] */
+	uint32_t *exact;     /* [n_layers]: so many of the newest planned tokens are in ring blocks, too */
 	struct kv_block_table tables[KV_TABLES_MAX]; /* [spec->n_tables] */
 	/*
 	 * Per group: blocks before this one are reached by no window any more, except the sink blocks of the
@@ -124,6 +127,9 @@ struct kv_sequence {
 	struct kv_sequence *tree_left, *tree_right; /* of its session, by id */
 	uint64_t tree_priority;
 	uint32_t slab_idx;
+	/* The last plan that reads or writes ring blocks of it, and the first token whose place that is. */
+	uint64_t plan_serial;
+	uint32_t plan_exact_lo;
 };
 
 /* `random` outlives the domain. */
@@ -211,7 +217,12 @@ void kv_session_renew_owner(struct kv_domain *domain, uint64_t owner_id, uint64_
 
 /* ---- sequences and items (sequence.c) ---- */
 enum kv_item_kind { KV_ITEM_APPEND, KV_ITEM_DECODE, KV_ITEM_APPEND_DECODE, KV_ITEM_READ };
-enum kv_item_flag { KV_ITEM_CREATE = 1, KV_ITEM_EVICTABLE = 2 };
+enum kv_item_flag {
+	KV_ITEM_CREATE = 1,
+	KV_ITEM_EVICTABLE = 2,
+	KV_ITEM_PACKED = 4, /* K or V rows come packed */
+	KV_ITEM_EXACT = 8,  /* READ: from the exact window where it has the rows */
+};
 
 /* One item of a request, from planning to its answer. */
 struct kv_item {
@@ -225,6 +236,7 @@ struct kv_item {
 	/* as planned */
 	struct kv_sequence *sequence; /* NULL when planning refused it */
 	uint32_t epoch;
+	uint32_t exact_lo;             /* tokens from here on are in ring blocks, too; UINT32_MAX: none */
 	uint32_t seen;                 /* decode: tokens visible to the last row */
 	uint32_t token_first, q_first; /* this item's first token and query row in the frame */
 	/* as done */
@@ -270,6 +282,8 @@ void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layer
 struct kv_sequence *kv_sequence_find(struct kv_session *session, uint64_t sequence_id);
 /* Least and greatest committed length over the layers. */
 void kv_sequence_lengths(const struct kv_sequence *sequence, uint32_t *length_min, uint32_t *length_max);
+/* Newest committed tokens of which every layer has the exact rows (FORMATS 5.5). */
+uint32_t kv_sequence_n_exact_least(const struct kv_sequence *sequence);
 /*
  * Only with nothing outstanding on the session. Every layer becomes min(length, n). NOT_FOUND; WINDOW_GONE
  * when a layer's window at its new length reaches rows that are gone: nothing changes.

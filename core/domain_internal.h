@@ -33,7 +33,7 @@ struct kv_session_slot {
 	uint64_t lease_key_ns;    /* at most lease_end_ns, except right after KV_EXPIRY_RETRY_NS was added */
 	struct kv_sequence *tree; /* by id */
 	uint64_t *layer_tokens;   /* [n_layers], in pool->session_tokens */
-	uint64_t n_tokens_committed;
+	uint64_t n_tokens_committed, n_exact_rows;
 	uint32_t n_chunks; /* of its sequences' tables */
 };
 
@@ -119,7 +119,7 @@ void kv_session_slot_free(struct kv_domain *domain, struct kv_session_slot *slot
 /* sequence_slab.c */
 struct kv_sequence_slab {
 	struct kv_sequence *sequences; /* [n_max] */
-	uint32_t *lengths;             /* [n_max, 2, n_layers]: planned, committed */
+	uint32_t *lengths;             /* [n_max, 3, n_layers]: planned, committed, exact */
 	uint32_t *free_ids;            /* stack [n_freed] */
 	uint32_t n_max, n_layers, n_freed, n_touched, n_used;
 	struct kv_hash_index
@@ -153,6 +153,23 @@ KV_MUST_CHECK enum kv_status kv_sequence_check_reach(
 KV_MUST_CHECK enum kv_status kv_sequence_check_cut(const struct kv_sequence *sequence, uint32_t length);
 /* It was cut to `length`: gone is what was gone before, unless all that is left is before it. */
 void kv_sequence_cut_windows(struct kv_sequence *sequence, uint32_t length);
+
+/* sequence_exact.c: the exact window */
+/* Committed tokens of the layer that it has; rows of all layers. */
+uint64_t kv_sequence_n_exact(const struct kv_sequence *sequence, uint32_t layer);
+uint64_t kv_sequence_n_exact_rows(const struct kv_sequence *sequence);
+/* Corrects the sums of a live sequence, which had so many rows. */
+void kv_sequence_count_exact(struct kv_sequence *sequence, uint64_t n_rows_before);
+/* Entries of the ring's table that a length needs. */
+uint32_t kv_exact_entries(const struct kv_pool_spec *spec, uint32_t length);
+/* An append is planned, item->seen is set and planned lengths are not yet: sets item->exact_lo. */
+void kv_sequence_plan_exact(
+	struct kv_sequence *sequence, struct kv_item *item, uint32_t layer_first, uint32_t n_layers);
+/* The same for a decode or READ, which changes nothing. */
+void kv_sequence_see_exact(
+	const struct kv_sequence *sequence, struct kv_item *item, uint32_t layer_first, uint32_t n_layers);
+/* The layer's planned length was lowered by n_tokens. */
+void kv_sequence_cut_exact(struct kv_sequence *sequence, uint32_t layer, uint32_t n_tokens);
 
 /* sequence_tree.c: a treap per session, so that listing in order of ids costs what it lists. */
 void kv_sequence_tree_insert(struct kv_sequence **root, struct kv_sequence *sequence);

@@ -27,6 +27,7 @@ struct kv_plan {
 	uint64_t row_bytes; /* K, V and Q payload of the added items */
 	uint32_t n_items, n_moves;
 	uint32_t move_result_idx; /* where n_moves > 0 */
+	uint64_t serial;          /* of the pool's plans */
 };
 
 /* The frame around the items: where its tensors lie (all in host_alloc memory). */
@@ -54,9 +55,10 @@ uint64_t kv_plan_moves_bytes(const struct kv_pool_spec *spec);
  */
 void kv_plan_begin(struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes);
 /*
- * Adds one planned item; its result gets index *result_idx. False: it does not fit any more (never for the
- * first item of a plan whose area is at least kv_plan_area_bytes()); nothing changed then. Items that must
- * not do work (stale, cancelled) are not added by the caller.
+ * Adds one planned item; its result gets index *result_idx. False: it does not fit any more, or would write
+ * ring blocks of the exact window in the places of tokens that an earlier item of the batch reads or writes
+ * (never for the first item of a plan whose area is at least kv_plan_area_bytes()); nothing changed then.
+ * Items that must not do work (stale, cancelled) are not added by the caller.
  */
 bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
 	uint32_t *result_idx);

@@ -20,6 +20,14 @@ static void add_rows(struct kv_memory_report *report, const struct kv_pool_spec 
 		n_rows * (kv_row_dense_bytes(spec->k_head_dim) + kv_row_dense_bytes(spec->v_head_dim));
 }
 
+/* Adds rows of exact windows, one per layer and token. */
+static void add_exact(struct kv_memory_report *report, const struct kv_pool_spec *spec, uint64_t n_rows)
+{
+	if (spec->exact_tokens > 0)
+		report->exact_bytes +=
+			n_rows * spec->kv_heads * (spec->exact_k->row_bytes + spec->exact_v->row_bytes);
+}
+
 /* What follows from the rows. */
 static void sum_up(struct kv_memory_report *report)
 {
@@ -37,6 +45,7 @@ void kv_report_pool(const struct kv_pool *pool, struct kv_memory_report *out)
 	*out = (struct kv_memory_report){ .n_tokens = pool->n_tokens_committed };
 	for (uint32_t l = 0; l < spec->n_layers; l++)
 		add_rows(out, spec, l, pool->layer_tokens[l]);
+	add_exact(out, spec, pool->n_exact_rows);
 	sum_up(out);
 	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
@@ -64,6 +73,7 @@ void kv_report_session(const struct kv_session *session, struct kv_memory_report
 	*out = (struct kv_memory_report){ .n_tokens = slot->n_tokens_committed };
 	for (uint32_t l = 0; l < spec->n_layers; l++)
 		add_rows(out, spec, l, slot->layer_tokens[l]);
+	add_exact(out, spec, slot->n_exact_rows);
 	sum_up(out);
 	for (uint32_t g = 0; g < spec->n_groups; g++)
 		out->reserved_bytes += session->n_blocks_reserved[g] * kv_block_bytes(spec, g);
@@ -79,6 +89,7 @@ void kv_report_sequence(const struct kv_sequence *sequence, struct kv_memory_rep
 	*out = (struct kv_memory_report){ .n_tokens = length_min };
 	for (uint32_t l = 0; l < spec->n_layers; l++)
 		add_rows(out, spec, l, kv_sequence_n_held(sequence, l));
+	add_exact(out, spec, kv_sequence_n_exact_rows(sequence));
 	sum_up(out);
 	out->tables_bytes = (uint64_t)kv_sequence_n_chunks(sequence) * sizeof(struct kv_table_chunk);
 }

@@ -13,9 +13,9 @@
 
 struct kv_memory_report {
 	uint64_t n_tokens; /* committed, least over the layers, summed over sequences */
-	uint64_t payload_bytes, norms_bytes, scales_bytes, zeros_bytes, exact_bytes; /* committed rows */
+	uint64_t payload_bytes, norms_bytes, scales_bytes, zeros_bytes, exact_bytes; /* rows that are held */
 	uint64_t stored_bytes;                    /* the sum of the five above */
-	uint64_t dense_equivalent_bytes;          /* what bf16 takes for the same rows */
+	uint64_t dense_equivalent_bytes;          /* what bf16 takes for the same rows, once */
 	uint64_t tables_bytes;                    /* block-table chunks in use */
 	uint64_t codebooks_bytes, rotation_bytes; /* pool only; projections and k_center count as rotation */
 	uint64_t shared_bytes;    /* pool only: what sharing saves: blocks times owners beyond the first */

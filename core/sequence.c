@@ -292,6 +292,7 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 	KV_ASSERT(!is_decode(item) || n_layers == 1);
 	item->sequence = NULL;
 	item->epoch = item->seen = 0;
+	item->exact_lo = UINT32_MAX;
 	item->layer = KV_LAYER_NONE;
 	item->row = KV_ROW_NONE;
 	item->retry_after_ms = 0;
@@ -307,11 +308,17 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 	if (!sequence)
 		sequence = kv_sequence_add(session, item->sequence_id, now_ns);
 	if (is_append(item)) {
+		const uint64_t n_exact_rows = kv_sequence_n_exact_rows(sequence);
+
 		take_blocks(session, sequence, &need);
+		kv_sequence_plan_exact(sequence, item, layers.first, n_layers);
 		for (uint32_t l = layers.first; l < layers.end; l++)
 			sequence->planned[l] = item->seen;
+		kv_sequence_count_exact(sequence, n_exact_rows);
 		sequence->is_evictable = sequence->is_evictable || (item->flags & KV_ITEM_EVICTABLE);
 	}
+	if (!is_append(item))
+		kv_sequence_see_exact(sequence, item, layers.first, n_layers);
 	sequence->used_ns = now_ns;
 	sequence->n_items++;
 	item->sequence = sequence;
@@ -333,6 +340,7 @@ static void commit(const struct kv_item *item, struct layers layers)
 	const uint32_t n_layers = pool->spec->n_layers;
 	const bool is_live = kv_sequence_is_live(sequence);
 	const uint32_t least_before = kv_least_length(sequence->committed, 0, n_layers);
+	const uint64_t n_exact_rows = kv_sequence_n_exact_rows(sequence);
 
 	for (uint32_t l = layers.first; l < layers.end; l++) {
 		KV_ASSERT(sequence->committed[l] == item->position);
@@ -350,16 +358,23 @@ static void commit(const struct kv_item *item, struct layers layers)
 	}
 	slot->n_tokens_committed += n_gained;
 	pool->n_tokens_committed += n_gained;
+	kv_sequence_count_exact(sequence, n_exact_rows);
 	kv_sequence_move_windows(sequence);
 }
 
 static void fall_back(struct kv_sequence *sequence)
 {
-	for (uint32_t l = 0; l < sequence->pool->spec->n_layers; l++)
+	const uint64_t n_exact_rows = kv_sequence_n_exact_rows(sequence);
+
+	for (uint32_t l = 0; l < sequence->pool->spec->n_layers; l++) {
+		kv_sequence_cut_exact(sequence, l, sequence->planned[l] - sequence->committed[l]);
 		sequence->planned[l] = sequence->committed[l];
+	}
 	sequence->epoch++;
-	if (kv_sequence_is_live(sequence))
-		kv_sequence_fit_tables(sequence);
+	if (!kv_sequence_is_live(sequence))
+		return;
+	kv_sequence_count_exact(sequence, n_exact_rows);
+	kv_sequence_fit_tables(sequence);
 }
 
 static void count_rows(const struct kv_item *item, uint32_t n_layers)
@@ -437,13 +452,17 @@ static void shorten(struct kv_sequence *sequence, uint32_t length)
 	const uint32_t n_layers = pool->spec->n_layers;
 	const uint32_t least = kv_least_length(sequence->committed, 0, n_layers);
 	const uint32_t n_lost = least > length ? least - length : 0;
+	const uint64_t n_exact_rows = kv_sequence_n_exact_rows(sequence);
 
 	for (uint32_t l = 0; l < n_layers; l++) {
 		slot->layer_tokens[l] -= kv_sequence_n_held(sequence, l);
 		pool->layer_tokens[l] -= kv_sequence_n_held(sequence, l);
-		if (sequence->committed[l] > length)
-			sequence->committed[l] = length;
+		if (sequence->committed[l] <= length)
+			continue;
+		kv_sequence_cut_exact(sequence, l, sequence->committed[l] - length);
+		sequence->committed[l] = sequence->planned[l] = length;
 	}
+	kv_sequence_count_exact(sequence, n_exact_rows);
 	kv_sequence_cut_windows(sequence, length);
 	for (uint32_t l = 0; l < n_layers; l++) {
 		slot->layer_tokens[l] += kv_sequence_n_held(sequence, l);
@@ -466,8 +485,6 @@ enum kv_status kv_sequence_truncate(struct kv_session *session, uint64_t sequenc
 	if (status != KV_OK)
 		return status;
 	shorten(sequence, length);
-	for (uint32_t l = 0; l < session->pool->spec->n_layers; l++)
-		sequence->planned[l] = sequence->committed[l];
 	kv_sequence_fit_tables(sequence);
 	return KV_OK;
 }

@@ -9,7 +9,7 @@
 
 static uint64_t lengths_bytes(const struct kv_sequence_slab *slab)
 {
-	return 2 * sizeof(uint32_t) * (uint64_t)slab->n_max * slab->n_layers;
+	return 3 * sizeof(uint32_t) * (uint64_t)slab->n_max * slab->n_layers;
 }
 
 enum kv_status kv_sequence_slab_create(
@@ -90,7 +90,7 @@ struct kv_sequence *kv_sequence_add(struct kv_session *session, uint64_t sequenc
 
 	const uint32_t idx = slab->n_freed > 0 ? slab->free_ids[--slab->n_freed] : slab->n_touched++;
 	struct kv_sequence *sequence = &slab->sequences[idx];
-	uint32_t *lengths = slab->lengths + (uint64_t)idx * 2 * slab->n_layers;
+	uint32_t *lengths = slab->lengths + (uint64_t)idx * 3 * slab->n_layers;
 
 	*sequence = (struct kv_sequence){
 		.id = sequence_id,
@@ -100,10 +100,11 @@ struct kv_sequence *kv_sequence_add(struct kv_session *session, uint64_t sequenc
 		.used_ns = now_ns,
 		.planned = lengths,
 		.committed = lengths + slab->n_layers,
+		.exact = lengths + 2 * slab->n_layers,
 		.tree_priority = tree_priority(pool->domain),
 		.slab_idx = idx,
 	};
-	memset(lengths, 0, 2 * slab->n_layers * sizeof(lengths[0]));
+	memset(lengths, 0, 3 * slab->n_layers * sizeof(lengths[0]));
 	slab->n_used++;
 	kv_hash_index_insert(&slab->index, sequence_hash(session, sequence_id), idx);
 	kv_sequence_tree_insert(&kv_slot_of(session)->tree, sequence);
@@ -176,5 +177,12 @@ void kv_sequence_blocks_needed(const struct kv_sequence *sequence, uint32_t n_bl
 
 		if (n_needed > *n)
 			*n = n_needed;
+	}
+	if (spec->exact_tokens > 0) {
+		uint32_t longest = 0;
+
+		for (uint32_t l = 0; l < spec->n_layers; l++)
+			longest = sequence->planned[l] > longest ? sequence->planned[l] : longest;
+		n_blocks[spec->n_groups] = kv_exact_entries(spec, longest);
 	}
 }

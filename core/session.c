@@ -163,7 +163,7 @@ static void init_session(struct kv_domain *domain, struct kv_session_slot *slot,
 	slot->tree = NULL;
 	slot->layer_tokens = pool->session_tokens + (uint64_t)idx * pool->spec->n_layers;
 	memset(slot->layer_tokens, 0, pool->spec->n_layers * sizeof(slot->layer_tokens[0]));
-	slot->n_tokens_committed = 0;
+	slot->n_tokens_committed = slot->n_exact_rows = 0;
 	slot->n_chunks = 0;
 }
 
@@ -289,6 +289,7 @@ void kv_session_close(struct kv_domain *domain, struct kv_session *session, bool
 	for (uint32_t l = 0; l < pool->spec->n_layers; l++)
 		pool->layer_tokens[l] -= slot->layer_tokens[l];
 	pool->n_tokens_committed -= slot->n_tokens_committed;
+	pool->n_exact_rows -= slot->n_exact_rows;
 	pool->n_sequences -= session->n_sequences;
 	pool->n_zombies += session->n_sequences;
 	pool->n_sessions--;

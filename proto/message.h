@@ -136,7 +136,8 @@
 	F(m, u32, n_blocks, 16)                \
 	F(m, u32, n_shared_blocks, 20)         \
 	F(m, u16, state, 24) /* KVP_STATE_* */ \
-	F(m, u16, flags, 26) /* KVP_ITEM_EVICTABLE */
+	F(m, u16, flags, 26) /* KVP_ITEM_EVICTABLE */ \
+	F(m, u32, n_exact, 28)
 
 /* APPEND, DECODE, APPEND_DECODE. */
 #define KVP_ROWS_REQ_FIELDS(F, m)             \

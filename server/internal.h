@@ -42,7 +42,7 @@
 #define SRV_DEEP_WAITING_MAX 8u
 #define SRV_FEATURES                                                                      \
 	((uint64_t)(KVP_FEATURE_WINDOW | KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | \
-		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK))
+		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK | KVP_FEATURE_EXACT_READ))
 #define SRV_Q_LEN_MAX 16u
 
 /* ---- request slots ---- */

@@ -334,6 +334,7 @@ void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
 		};
 
 		count_blocks(found[i], &item);
+		item.n_exact = kv_sequence_n_exact_least(found[i]);
 		kv_sequence_lengths(found[i], &item.length_min, &item.length_max);
 		kvp_tell_item_encode(&item, item_at);
 		for (uint32_t l = 0; layout.lengths.n_bytes > 0 && l < n_layers; l++, lengths_at += 4)

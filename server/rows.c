@@ -75,7 +75,11 @@ static void copy_items(struct srv_request *request, const struct kvp_request *ch
 			.kind = kind,
 			.window = checked->rows.window,
 			.flags = (uint8_t)((from->flags & KVP_ITEM_CREATE ? KV_ITEM_CREATE : 0) |
-				(from->flags & KVP_ITEM_EVICTABLE ? KV_ITEM_EVICTABLE : 0)),
+				(from->flags & KVP_ITEM_EVICTABLE ? KV_ITEM_EVICTABLE : 0) |
+				(checked->rows.k_dtype == KV_DTYPE_PACKED ||
+							checked->rows.v_dtype == KV_DTYPE_PACKED
+						? KV_ITEM_PACKED
+						: 0)),
 			.token_first = token_first,
 			.q_first = q_first,
 			.layer = KV_LAYER_NONE,
@@ -200,6 +204,7 @@ void srv_read_dispatch(struct srv_conn *conn, const uint8_t *body)
 		.position = read->position,
 		.n_tokens = read->n_tokens,
 		.kind = KV_ITEM_READ,
+		.flags = read->flags & KVP_READ_EXACT ? KV_ITEM_EXACT : 0,
 		.layer = KV_LAYER_NONE,
 		.row = KV_ROW_NONE,
 	};

@@ -291,8 +291,9 @@ static enum tqkv_status decode_tell(
 		if (item.length_min > item.length_max)
 			return refuse(view, item.length_max, item.length_min, "length_min above length_max");
 		sequence_last = item.sequence;
-		space->sequences[item_idx] = (struct tqkv_sequence){ item.sequence, item.length_min,
-			item.length_max, item.n_blocks, item.n_shared_blocks, item.state, item.flags };
+		space->sequences[item_idx] =
+			(struct tqkv_sequence){ item.sequence, item.length_min, item.length_max,
+				item.n_blocks, item.n_shared_blocks, item.state, item.flags, item.n_exact };
 	}
 	/* Otherwise paging would never end. */
 	if (tell.next_sequence != 0 && (n_items == 0 || tell.next_sequence <= sequence_last))

@@ -301,8 +301,9 @@ struct tqkv_sequence {
 	uint64_t sequence;
 	uint32_t length_min, length_max; /* over the layers */
 	uint32_t n_blocks, n_shared_blocks;
-	uint16_t state; /* enum tqkv_sequence_state */
-	uint16_t flags; /* TQKV_EVICTABLE */
+	uint16_t state;   /* enum tqkv_sequence_state */
+	uint16_t flags;   /* TQKV_EVICTABLE */
+	uint32_t n_exact; /* newest tokens of which every layer has the exact rows */
 };
 /*
  * The session's sequences from number sequence_from on, in ascending order, at most n_max; *next_sequence 0

@@ -57,8 +57,8 @@ static const struct kvp_open_reply attach_reply = { HANDLE, BOOT_ID, FINGERPRINT
 static const struct kvp_tell_req tell_req = { 1, 256, KVP_TELL_PER_LAYER };
 static const struct kvp_tell_reply tell_reply = { 0, 0, 3, 2, KVP_TELL_PER_LAYER };
 static const struct kvp_tell_item tell_items[] = {
-	{ 7, 64, 65, 5, 1, KVP_STATE_RESIDENT, 0 },
-	{ 9, 0, 0, 0, 0, KVP_STATE_EVICTED, KVP_ITEM_EVICTABLE },
+	{ 7, 64, 65, 5, 1, KVP_STATE_RESIDENT, 0, 0 },
+	{ 9, 0, 0, 0, 0, KVP_STATE_EVICTED, KVP_ITEM_EVICTABLE, 0 },
 };
 static const struct kvp_rows_req append_req = { 0, 2, 3, 0, KVP_DTYPE_BF16, KVP_DTYPE_F16, 0, 0, 0, 0, 192,
 	KVP_ABSENT, 0, 0, 0 };

@@ -332,6 +332,7 @@ static void ask_read(struct sim_peer *peer, const struct sim_session *session)
 	choose_layers(peer, request);
 	request->k_dtype = chance(peer, 300) ? KV_DTYPE_PACKED : (enum kv_dtype)below(peer, 4);
 	request->v_dtype = chance(peer, 300) ? KV_DTYPE_PACKED : any_dtype(peer);
+	request->read_flags = chance(peer, 400) ? KVP_READ_EXACT : 0;
 	item->sequence = any_sequence(peer, session, 50);
 	const uint32_t length = length_of(peer, session, item->sequence, request->layer_first);
 

@@ -70,6 +70,8 @@ static void draw_pools(struct sim_config *config, struct sim_rng *rng)
 		if (pool->tokens_max > pool->block_size * pool->n_blocks)
 			pool->tokens_max = pool->block_size * pool->n_blocks;
 		draw_attention(pool, rng);
+		pool->exact_tokens = sim_chance(rng, 400) ? pool->block_size * sim_between(rng, 1, 4) : 0;
+		pool->exact_blocks = sim_between(rng, 1, sim_chance(rng, 500) ? 12 : 60);
 	}
 }
 

@@ -186,6 +186,9 @@ static uint32_t batch_crc(const struct kv_batch *batch)
 		crc = kvp_crc32c(crc, (const uint8_t *)op, sizeof(*op));
 		crc = kvp_crc32c(crc, (const uint8_t *)op->slots,
 			(size_t)spec->n_groups * op->n_tokens * sizeof(op->slots[0]));
+		if (op->exact_slots)
+			crc = kvp_crc32c(crc, (const uint8_t *)op->exact_slots,
+				op->n_tokens * sizeof(op->exact_slots[0]));
 		crc = rows_crc(spec, &op->k, false, op->layer_first, op->n_layers, op->n_tokens, crc);
 		crc = rows_crc(spec, &op->v, true, op->layer_first, op->n_layers, op->n_tokens, crc);
 	}
@@ -195,6 +198,11 @@ static uint32_t batch_crc(const struct kv_batch *batch)
 		crc = kvp_crc32c(crc, (const uint8_t *)op, sizeof(*op));
 		crc = kvp_crc32c(crc, (const uint8_t *)op->table,
 			kv_div_up_u32(op->n_tokens_seen, spec->block_size) * sizeof(op->table[0]));
+		if (op->exact_table)
+			crc = kvp_crc32c(crc, (const uint8_t *)op->exact_table,
+				(kv_div_up_u32(op->n_tokens_seen, spec->block_size) -
+					op->exact_lo / spec->block_size) *
+					sizeof(op->exact_table[0]));
 		crc = kvp_crc32c(crc, op->q,
 			(size_t)op->q_len * spec->q_heads * spec->k_head_dim *
 				kv_dtype_bytes((enum kv_dtype)op->q_dtype));
@@ -219,11 +227,19 @@ static void spoil(const struct kv_batch *batch, const struct kv_update_op *op)
 		const struct kv_layer_spec *layer = &spec->layers[l];
 		const uint64_t k_bytes = (uint64_t)spec->kv_heads * layer->k->row_bytes;
 		const uint64_t v_bytes = (uint64_t)spec->kv_heads * layer->v->row_bytes;
+		const uint64_t exact_k_bytes = 2ull * spec->kv_heads * spec->k_head_dim;
+		const uint64_t exact_v_bytes = 2ull * spec->kv_heads * spec->v_head_dim;
 		const int64_t *slots = op->slots + (uint64_t)layer->group_idx * op->n_tokens;
 
 		for (uint32_t t = 0; t < op->n_tokens; t++) {
 			memset(pages->layers[l].k + (uint64_t)slots[t] * k_bytes, 0xE7, k_bytes);
 			memset(pages->layers[l].v + (uint64_t)slots[t] * v_bytes, 0xE7, v_bytes);
+			if (!op->exact_slots || op->exact_slots[t] < 0)
+				continue;
+			memset(pages->layers[l].exact_k + (uint64_t)op->exact_slots[t] * exact_k_bytes, 0xE7,
+				exact_k_bytes);
+			memset(pages->layers[l].exact_v + (uint64_t)op->exact_slots[t] * exact_v_bytes, 0xE7,
+				exact_v_bytes);
 		}
 	}
 }

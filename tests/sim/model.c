@@ -17,8 +17,10 @@ void sim_model_init(struct sim_model *model, uint32_t sessions_max, uint32_t seq
 
 void sim_sequence_free(struct sim_sequence *sequence)
 {
-	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++)
+	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++) {
 		free(sequence->layers[l].row_ids);
+		free(sequence->layers[l].ring);
+	}
 	free(sequence);
 }
 
@@ -306,6 +308,7 @@ void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequ
 		if (sequence->layers[l].committed > length)
 			sequence->layers[l].committed = length;
 		sequence->layers[l].planned = sequence->layers[l].committed;
+		sim_model_cut_exact(spec, &sequence->layers[l], sequence->layers[l].planned);
 	}
 	control->length = sim_sequence_least(sequence, 0, session->pool->spec->n_layers, false);
 }
@@ -347,6 +350,8 @@ static void tell_row(const struct sim_session *session, struct kv_session *real,
 {
 	const struct kv_pool_spec *spec = session->pool->spec;
 
+	uint32_t lo = 0;
+
 	row->sequence = sequence->id;
 	row->length_min = sim_sequence_least(sequence, 0, spec->n_layers, false);
 	row->is_evictable = sequence->is_evictable;
@@ -357,7 +362,11 @@ static void tell_row(const struct sim_session *session, struct kv_session *real,
 		row->lengths[l] = sequence->layers[l].committed;
 		if (row->lengths[l] > row->length_max)
 			row->length_max = row->lengths[l];
+		const uint32_t first = sim_model_exact_lo(spec, &sequence->layers[l], row->lengths[l]);
+
+		lo = first > lo ? first : lo;
 	}
+	row->n_exact = row->length_min > lo ? row->length_min - lo : 0;
 }
 
 static struct sim_sequence *next_sequence(const struct sim_session *session, uint64_t from)

@@ -17,6 +17,7 @@
 struct sim_layer {
 	uint32_t *row_ids; /* [planned] */
 	uint32_t n_max, planned, committed;
+	uint32_t *ring;    /* [exact_tokens]: which token is in which place; UINT32_MAX: none */
 	uint32_t gone_end; /* rows before it are gone, except the group's sinks; 0: none are */
 };
 
@@ -49,6 +50,7 @@ struct sim_tell_row {
 	uint64_t sequence;
 	uint32_t length_min, length_max, n_blocks, n_shared_blocks;
 	bool is_evictable;
+	uint32_t n_exact;
 	uint32_t lengths[SIM_LAYERS_MAX];
 };
 
@@ -123,7 +125,7 @@ struct sim_expected sim_model_plan(const struct sim_model *model, const struct s
 	struct kv_session *real, const struct kv_item *item, uint32_t layer_first, uint32_t n_layers);
 /* It said OK, and took n_blocks[KV_GROUPS_MAX]. */
 void sim_model_planned(struct sim_session *session, const struct sim_request *request, struct sim_item *item,
-	const uint32_t *n_blocks, uint64_t now_ns);
+	const struct kv_sequence *found, const uint32_t *n_blocks, uint64_t now_ns);
 /* kv_item_finish() is over; was_status: what the server had found before. */
 void sim_model_finished(struct sim_model *model, struct sim_request *request, struct sim_item *item,
 	enum kv_status was_status, const struct kv_result *was_result, uint64_t now_ns);
@@ -148,6 +150,15 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 	const struct sim_expected *expected, uint64_t now_ns);
 void sim_model_told(
 	struct sim_model *model, uint64_t handle, struct kv_session *real, uint64_t from, uint32_t n_max);
+
+/* ---- model_exact.c ---- */
+/* Tokens [first, end) of the layer are planned; the ring has n_places that they can take. */
+void sim_model_put_exact(const struct kv_pool_spec *spec, struct sim_layer *layer, uint32_t first,
+	uint32_t end, uint32_t n_places, bool is_packed);
+/* Tokens from `length` on are no more. */
+void sim_model_cut_exact(const struct kv_pool_spec *spec, struct sim_layer *layer, uint32_t length);
+/* The first of the layer's tokens behind which all are exact, of those before `end`. */
+uint32_t sim_model_exact_lo(const struct kv_pool_spec *spec, const struct sim_layer *layer, uint32_t end);
 
 /* ---- model_window.c ---- */
 /* Can tokens [first, end) of the layer be read, as planned lengths have it? */

@@ -154,7 +154,7 @@ struct sim_expected sim_model_plan(const struct sim_model *model, const struct s
 }
 
 static void put_rows(struct sim_sequence *sequence, const struct sim_request *request,
-	const struct sim_item *item, uint32_t l)
+	const struct sim_item *item, uint32_t l, uint32_t n_places)
 {
 	struct sim_layer *layer = &sequence->layers[l];
 	const uint32_t length = item->position + item->n_tokens;
@@ -168,6 +168,8 @@ static void put_rows(struct sim_sequence *sequence, const struct sim_request *re
 		layer->row_ids[item->position + t] =
 			sim_row_id(item->row_counter + t, request->k_dtype, request->v_dtype);
 	layer->planned = length;
+	sim_model_put_exact(request->spec, layer, item->position, length, n_places,
+		request->k_dtype == KV_DTYPE_PACKED || request->v_dtype == KV_DTYPE_PACKED);
 }
 
 /* What a decode or READ of the item must see: the rows as they are planned now. */
@@ -190,12 +192,23 @@ static void snapshot(
 		memcpy(item->row_ids + (size_t)l * item->n_row_ids,
 			sequence->layers[request->layer_first + l].row_ids + first,
 			item->n_row_ids * sizeof(uint32_t));
+	item->exact_lo = 0;
+	for (uint32_t l = 0; l < request->n_layers; l++) {
+		const struct sim_layer *layer = &sequence->layers[request->layer_first + l];
+		const uint32_t lo = sim_model_exact_lo(request->spec, layer, UINT32_MAX);
+
+		item->exact_lo = lo > item->exact_lo ? lo : item->exact_lo;
+	}
 }
 
 void sim_model_planned(struct sim_session *session, const struct sim_request *request, struct sim_item *item,
-	const uint32_t *n_blocks, uint64_t now_ns)
+	const struct kv_sequence *found, const uint32_t *n_blocks, uint64_t now_ns)
 {
 	struct sim_sequence *sequence = sim_model_sequence(session, item->sequence);
+	/* Ring blocks are counted by the domain, and those counts by the audit. */
+	const uint32_t n_places = found && request->spec->exact_tokens > 0
+		? found->tables[request->spec->n_groups].n_blocks * request->spec->block_size
+		: 0;
 
 	if (item->n_tokens > 0 && request->opcode != KVP_OP_READ) {
 		for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
@@ -205,7 +218,7 @@ void sim_model_planned(struct sim_session *session, const struct sim_request *re
 		if (!sequence)
 			sequence = sim_model_add_sequence(session, item->sequence);
 		for (uint32_t l = 0; l < request->n_layers; l++)
-			put_rows(sequence, request, item, request->layer_first + l);
+			put_rows(sequence, request, item, request->layer_first + l, n_places);
 		if (item->flags & KVP_ITEM_EVICTABLE)
 			sequence->is_evictable = true;
 	}
@@ -236,10 +249,12 @@ static void commit(struct sim_sequence *sequence, const struct sim_request *requ
 		sim_model_move_windows(spec, sequence);
 }
 
-static void fall_back(struct sim_sequence *sequence)
+static void fall_back(const struct kv_pool_spec *spec, struct sim_sequence *sequence)
 {
-	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++)
+	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++) {
 		sequence->layers[l].planned = sequence->layers[l].committed;
+		sim_model_cut_exact(spec, &sequence->layers[l], sequence->layers[l].planned);
+	}
 	sequence->epoch++;
 }
 
@@ -275,7 +290,7 @@ void sim_model_finished(struct sim_model *model, struct sim_request *request, st
 		if (was_status == KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
 			commit(sequence, request, item, session->pool->spec);
 		else if (was_status != KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
-			fall_back(sequence);
+			fall_back(session->pool->spec, sequence);
 		if (was_status == KV_OK && !sequence->is_orphan)
 			count(session, request, item);
 		length = sim_sequence_least(sequence, request->layer_first, request->n_layers, false);

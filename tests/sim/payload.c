@@ -78,8 +78,18 @@ void sim_row_packed(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t l
 	SIM_CHECK(status == KV_OK, "the model's own row cannot be stored");
 }
 
+/* The row as the exact window has it. */
+static void exact_values(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t layer, bool is_v,
+	uint32_t head, float *out)
+{
+	const uint32_t dim = is_v ? spec->v_head_dim : spec->k_head_dim;
+
+	sim_row_values(row_id, layer, is_v, head, dim, out);
+	round_to(KV_DTYPE_BF16, out, dim);
+}
+
 void sim_token_read(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t layer, bool is_v,
-	enum kv_dtype dtype, uint8_t *out)
+	enum kv_dtype dtype, bool is_exact, uint8_t *out)
 {
 	const struct kv_row_codec *codec = codec_of(spec, layer, is_v);
 	const uint64_t row_bytes = sim_token_bytes(spec, layer, is_v, dtype) / spec->kv_heads;
@@ -93,7 +103,10 @@ void sim_token_read(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t l
 			memcpy(out, packed, row_bytes);
 			continue;
 		}
-		kv_row_codec_decode(codec, packed, values, &scratch);
+		if (is_exact)
+			exact_values(spec, row_id, layer, is_v, h, values);
+		else
+			kv_row_codec_decode(codec, packed, values, &scratch);
 		kv_rows_store(dtype, values, codec->head_dim, out);
 	}
 }
@@ -107,6 +120,22 @@ static uint8_t *rows_of_head(const struct sim_attention *attention, bool is_v, u
 	for (uint32_t t = 0; t < attention->n_tokens; t++)
 		sim_row_packed(attention->spec, attention->row_ids[t], attention->layer, is_v, head,
 			rows + (uint64_t)t * codec->row_bytes);
+	return rows;
+}
+
+/* All tokens as the exact window would have them. */
+static uint8_t *exact_rows_of_head(const struct sim_attention *attention, bool is_v, uint32_t head)
+{
+	const struct kv_pool_spec *spec = attention->spec;
+	const uint32_t dim = is_v ? spec->v_head_dim : spec->k_head_dim;
+	uint8_t *rows = malloc((uint64_t)attention->n_tokens * 2 * dim + 1);
+	float values[KV_HEAD_DIM_MAX];
+
+	SIM_CHECK(rows, "no memory for rows");
+	for (uint32_t t = 0; t < attention->n_tokens; t++) {
+		exact_values(spec, attention->row_ids[t], attention->layer, is_v, head, values);
+		kv_rows_store(KV_DTYPE_BF16, values, dim, rows + (uint64_t)t * 2 * dim);
+	}
 	return rows;
 }
 
@@ -132,11 +161,21 @@ void sim_attention_expect(const struct sim_attention *attention, uint8_t *out, f
 			.slopes = layer->alibi ? layer->alibi + (size_t)h * n_group : NULL,
 			.sinks = sinks ? sinks + (size_t)h * n_group : NULL,
 		};
+		const bool has_exact = spec->exact_tokens > 0 && attention->exact_lo < attention->n_tokens;
+		uint8_t *exact_k = has_exact ? exact_rows_of_head(attention, false, h) : NULL;
+		uint8_t *exact_v = has_exact ? exact_rows_of_head(attention, true, h) : NULL;
+		const uint64_t exact_k_bytes = 2ull * spec->k_head_dim,
+			       exact_v_bytes = 2ull * spec->v_head_dim;
 		const struct kv_attention_input input = {
+			.exact_k_codec = has_exact ? spec->exact_k : NULL,
+			.exact_v_codec = has_exact ? spec->exact_v : NULL,
+			.exact_k = { exact_k, NULL, 1, exact_k_bytes, exact_k_bytes, 0, 0 },
+			.exact_v = { exact_v, NULL, 1, exact_v_bytes, exact_v_bytes, 0, 0 },
+			.exact_lo = attention->exact_lo,
 			.k_codec = layer->k,
 			.v_codec = layer->v,
-			.k = { k, NULL, 1, layer->k->row_bytes, layer->k->row_bytes, 0 },
-			.v = { v, NULL, 1, layer->v->row_bytes, layer->v->row_bytes, 0 },
+			.k = { k, NULL, 1, layer->k->row_bytes, layer->k->row_bytes, 0, 0 },
+			.v = { v, NULL, 1, layer->v->row_bytes, layer->v->row_bytes, 0, 0 },
 			.q = q + (size_t)h * n_group * spec->k_head_dim,
 			.n_queries = n_group,
 			.tokens.first_hi = layer->sink_tokens < lo ? layer->sink_tokens : 0,
@@ -150,6 +189,8 @@ void sim_attention_expect(const struct sim_attention *attention, uint8_t *out, f
 			lse + (size_t)h * n_group);
 		free(k);
 		free(v);
+		free(exact_k);
+		free(exact_v);
 	}
 	kv_rows_store(attention->out_dtype, values, (size_t)spec->q_heads * spec->v_head_dim, out);
 	free(q);

@@ -29,7 +29,7 @@ void sim_query_values(const struct kv_pool_spec *spec, uint32_t query_id, enum k
 /* Bytes of one token's rows (all KV heads) as READ gives them in that dtype (PACKED included). */
 uint64_t sim_token_bytes(const struct kv_pool_spec *spec, uint32_t layer, bool is_v, enum kv_dtype dtype);
 void sim_token_read(const struct kv_pool_spec *spec, uint32_t row_id, uint32_t layer, bool is_v,
-	enum kv_dtype dtype, uint8_t *out);
+	enum kv_dtype dtype, bool is_exact, uint8_t *out);
 
 /* Attention of one query row over the given rows: the same scalar code, over memory of its own. */
 struct sim_attention {
@@ -37,6 +37,7 @@ struct sim_attention {
 	uint32_t layer;
 	const uint32_t *row_ids; /* [n_tokens] */
 	uint32_t n_tokens;       /* that this row sees, but for a window */
+	uint32_t exact_lo;       /* tokens from here on are exact */
 	uint32_t query_id;
 	enum kv_dtype q_dtype, out_dtype;
 	float scale;     /* 0 = the layer's */

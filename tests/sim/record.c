@@ -109,7 +109,7 @@ WRAPPED(void, kv_item_plan, struct kv_session *session, struct kv_item *item, ui
 		(unsigned long long)request->id, item_idx, kv_status_name(item->status), item->length,
 		item->layer, kv_status_name(expected.status), expected.length, expected.layer);
 	if (item->status == KV_OK)
-		sim_model_planned(known, request, ours, expected.n_blocks, now_ns);
+		sim_model_planned(known, request, ours, item->sequence, expected.n_blocks, now_ns);
 	else
 		ours->outcome = *item;
 }

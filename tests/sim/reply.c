@@ -233,7 +233,7 @@ static void check_tell(struct sim_peer *peer, const struct sim_request *request,
 		CHECK(item.sequence == row->sequence && item.length_min == row->length_min &&
 				item.length_max == row->length_max && item.n_blocks >= row->n_blocks &&
 				item.n_shared_blocks == row->n_shared_blocks &&
-				item.state == KVP_STATE_RESIDENT &&
+				item.state == KVP_STATE_RESIDENT && item.n_exact == row->n_exact &&
 				(item.flags == KVP_ITEM_EVICTABLE) == row->is_evictable,
 			"TELL says something else about a sequence");
 		for (uint32_t l = 0; has_lengths && l < reply.n_layers; l++, lengths += 4)

@@ -23,7 +23,10 @@ static void check_side(const struct sim_request *request, bool is_v, const uint8
 		SIM_CHECK(expected, "no memory for rows");
 		for (uint32_t t = 0; t < item->n_tokens; t++, payload += n_bytes) {
 			sim_token_read(request->spec, item->row_ids[(size_t)l * item->n_row_ids + t], layer,
-				is_v, dtype, expected);
+				is_v, dtype,
+				(request->read_flags & KVP_READ_EXACT) &&
+					item->position + t >= item->exact_lo,
+				expected);
 			CHECK(memcmp(expected, payload, n_bytes) == 0, "READ gives other rows");
 		}
 		free(expected);
@@ -42,7 +45,8 @@ static void check_read(
 	CHECK(reply.sequence == item->sequence && reply.layer_first == request->layer_first &&
 			reply.n_layers == request->n_layers && reply.position == item->position &&
 			reply.n_tokens == item->n_tokens && reply.k_dtype == request->k_dtype &&
-			reply.v_dtype == request->v_dtype && reply.fingerprint == request->spec->fingerprint,
+			reply.v_dtype == request->v_dtype && reply.flags == request->read_flags &&
+			reply.fingerprint == request->spec->fingerprint,
 		"READ says that it did something else");
 	CHECK((reply.k_off == KVP_ABSENT) == (request->k_dtype == KV_DTYPE_NONE) &&
 			(reply.v_off == KVP_ABSENT) == (request->v_dtype == KV_DTYPE_NONE),
@@ -75,6 +79,7 @@ static void check_output(const struct sim_request *request, uint32_t item_idx, u
 		.layer = request->layer_first,
 		.row_ids = item->row_ids,
 		.n_tokens = item->n_row_ids - (item->q_len - 1 - row),
+		.exact_lo = item->exact_lo,
 		.query_id = sim_query_id(request, item_idx, row),
 		.q_dtype = request->q_dtype,
 		.out_dtype = request->out_dtype,

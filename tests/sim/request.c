@@ -262,7 +262,8 @@ static void put_op(const struct sim_request *request, const struct layout *layou
 					    .position = request->items[0].position,
 					    .n_tokens = request->items[0].n_tokens,
 					    .k_dtype = (uint8_t)request->k_dtype,
-					    .v_dtype = (uint8_t)request->v_dtype },
+					    .v_dtype = (uint8_t)request->v_dtype,
+					    .flags = request->read_flags },
 			out);
 		break;
 	default:

@@ -60,6 +60,7 @@ struct sim_item {
 	struct sim_sequence *planned_on; /* the model's */
 	uint32_t *row_ids;               /* what it sees: [n_row_ids], or [n_layers, n_row_ids] for READ */
 	uint32_t n_row_ids;
+	uint32_t exact_lo; /* tokens from here on are exact, on every layer of the request */
 };
 
 struct sim_request {
@@ -82,6 +83,7 @@ struct sim_request {
 	uint32_t layer_first, n_layers;
 	enum kv_dtype k_dtype, v_dtype, q_dtype, out_dtype;
 	uint32_t rows_flags, query_counter;
+	uint16_t read_flags;
 	float scale;
 	uint32_t window;
 	uint32_t n_items;

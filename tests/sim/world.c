@@ -68,6 +68,10 @@ static json_t *pool_json(const struct sim_pool_config *pool, const char *name)
 
 	SIM_CHECK(json, "a pool's JSON could not be made");
 	add_attention(json, pool);
+	if (pool->exact_tokens > 0) {
+		json_object_set_new(json, "exact_tokens", json_integer(pool->exact_tokens));
+		json_object_set_new(json, "exact_blocks", json_integer(pool->exact_blocks));
+	}
 	return json;
 }
 

@@ -21,6 +21,7 @@ struct sim_pool_config {
 	uint32_t window, sink_tokens;
 	double softcap;
 	bool has_sinks, has_alibi, alternates;
+	uint32_t exact_tokens, exact_blocks; /* 0: none */
 };
 
 struct sim_config {

@@ -12,9 +12,10 @@ Part = namedtuple("Part", "layer_first n_layers position n_tokens")
 
 
 class Job:
-    def __init__(self, session, sequence, layers, start, n, dtype, want_k, want_v, deadline):
+    def __init__(self, session, sequence, layers, start, n, dtype, want_k, want_v, exact, deadline):
         self.session, self.sequence, self.deadline = session, sequence, deadline
         self.client = session._client
+        self.flags = wire.READ_EXACT if exact else 0
         self.first, self.n_layers, self.has_axis = _layer_range(layers, session.geometry.n_layers)
         self.dtype = dtypes.number_of(dtype, may_be_packed=True)
         self.sides = [side for side, wanted in (("k", want_k), ("v", want_v)) if wanted]
@@ -97,7 +98,7 @@ class Job:
         op = wire.LAYOUTS["read_req"].pack(
             sequence=self.sequence, layer_first=part.layer_first, n_layers=part.n_layers, position=part.position,
             n_tokens=part.n_tokens, k_dtype=self.dtype if "k" in sides else 0,
-            v_dtype=self.dtype if "v" in sides else 0, flags=0)
+            v_dtype=self.dtype if "v" in sides else 0, flags=self.flags)
         request = self.client._submit(wire.READ, op, session=self.session.handle, deadline=self.deadline)
         self.requests[part] = request
         return request

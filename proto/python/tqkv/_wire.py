@@ -34,6 +34,7 @@ ITEM_CREATE, ITEM_EVICTABLE = 1, 2
 ROWS_LSE = 1
 ROWS_NO_SINKS = 8
 TELL_PER_LAYER = 1
+READ_EXACT = 1
 
 _FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f"}
 
@@ -110,7 +111,7 @@ LAYOUTS = {name: Layout(name, text) for name, text in {
     "tell_req": "u64 sequence_from, u32 n_sequences_max, u32 flags",
     "tell_reply": "u64 next_sequence, u64 lengths_off, u32 n_layers, u32 n_sequences_total, u32 flags, u32 reserved",
     "tell_item": "u64 sequence, u32 length_min, u32 length_max, u32 n_blocks, u32 n_shared_blocks, u16 state, "
-                 "u16 flags, u32 reserved",
+                 "u16 flags, u32 n_exact",
     "fork_item": "u64 sequence, u32 position, u32[2] reserved, u16 flags, u16 reserved, u64 parent",
     "frame_error": "u32 status, u32 scope, u32 item, u32 offset, u64 expected, u64 got, u16 detail_bytes, "
                    "u16 retryable, u32 reserved, u64 reserved",

@@ -28,7 +28,8 @@ class Geometry(namedtuple("Geometry", "pool n_layers block_size q_heads kv_heads
                 f"{self.k_head_dim}, v_head_dim {self.v_head_dim}")
 
 
-Sequence = namedtuple("Sequence", "sequence length_min length_max n_blocks n_shared_blocks state is_evictable lengths")
+Sequence = namedtuple("Sequence", "sequence length_min length_max n_blocks n_shared_blocks state is_evictable lengths "
+                      "n_exact")
 Sequence.__doc__ = """One sequence as the server tells it.
 
 lengths has one number per layer. state: "resident", "spilled" or "evicted".
@@ -404,16 +405,16 @@ class Session:
 
     # ---- reading back ----
 
-    def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, timeout=None):
+    def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, exact=False, timeout=None):
         """(K rows, V rows) as they are stored: [layers, tokens, kv_heads, head_dim]; None for a side not wanted.
 
         layers: a number (then the arrays have no axis for it), a range, or None for all. n None: to the sequence's end.
         dtype "f32", "f16", "bf16" (uint16), or "packed": the stored bytes, [layers, tokens, kv_heads, row_bytes]
-        (a list over the layers where row_bytes differ). Large reads are asked for in parts.
+        (a list over the layers where row_bytes differ). exact: from the exact window where it has the rows. Large reads are asked for in parts.
         """
         deadline = self._client._deadline(timeout)
         self._check()
-        job = _read.Job(self, _sequence(sequence), layers, start, n, dtype, k, v, deadline)
+        job = _read.Job(self, _sequence(sequence), layers, start, n, dtype, k, v, exact, deadline)
         return job.result(self._client._run(job.submits(), deadline))
 
     # ---- sequences ----
@@ -524,7 +525,7 @@ class Session:
             self._client._bad_reply(request, str(error))
         return [Sequence(item.sequence, item.length_min, item.length_max, item.n_blocks, item.n_shared_blocks,
                          STATES[item.state] if item.state < len(STATES) else f"state {item.state}",
-                         bool(item.flags & wire.ITEM_EVICTABLE), tuple(row))
+                         bool(item.flags & wire.ITEM_EVICTABLE), tuple(row), item.n_exact)
                 for item, row in zip(reply.items, lengths)]
 
     # ---- the session itself ----
