@@ -129,13 +129,13 @@
 	F(m, u32, n_sequences_total, 20) \
 	F(m, u32, flags, 24)
 
-#define KVP_TELL_ITEM_FIELDS(F, m)             \
-	F(m, u64, sequence, 0)                 \
-	F(m, u32, length_min, 8)               \
-	F(m, u32, length_max, 12)              \
-	F(m, u32, n_blocks, 16)                \
-	F(m, u32, n_shared_blocks, 20)         \
-	F(m, u16, state, 24) /* KVP_STATE_* */ \
+#define KVP_TELL_ITEM_FIELDS(F, m)                    \
+	F(m, u64, sequence, 0)                        \
+	F(m, u32, length_min, 8)                      \
+	F(m, u32, length_max, 12)                     \
+	F(m, u32, n_blocks, 16)                       \
+	F(m, u32, n_shared_blocks, 20)                \
+	F(m, u16, state, 24) /* KVP_STATE_* */        \
 	F(m, u16, flags, 26) /* KVP_ITEM_EVICTABLE */ \
 	F(m, u32, n_exact, 28)
 

@@ -220,7 +220,11 @@ static void block_sample(const struct scrape *scrape, const char *name, const st
 	uint32_t group_idx, const char *state, uint64_t value)
 {
 	pool_labels(scrape, name, pool);
-	srv_text_printf(scrape->text, ",group=\"%u\"", group_idx);
+	/* Ring blocks are of no group. */
+	if (group_idx < pool->n_groups)
+		srv_text_printf(scrape->text, ",group=\"%u\"", group_idx);
+	else
+		srv_text_printf(scrape->text, ",group=\"exact\"");
 	if (state)
 		srv_text_printf(scrape->text, ",state=\"%s\"", state);
 	srv_text_printf(scrape->text, "} %llu\n", (unsigned long long)value);
@@ -236,7 +240,7 @@ static void add_blocks(const struct scrape *scrape)
 		"blocks by state; the states of a group add up to its blocks");
 	for_each_pool(scrape, pool)
 	{
-		for (uint32_t i = 0; i < pool->n_groups; i++) {
+		for (uint32_t i = 0; i < pool->n_tables; i++) {
 			const struct kv_block_counts *blocks = &pool->blocks[i];
 
 			block_sample(scrape, "blocks", pool, i, "free", blocks->n_free - blocks->n_reserved);
@@ -247,10 +251,10 @@ static void add_blocks(const struct scrape *scrape)
 		}
 	}
 	family(scrape->text, "blocks_used_max", "gauge", "most blocks that were in use at a time");
-	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_groups; i++)
+	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_tables; i++)
 		block_sample(scrape, "blocks_used_max", pool, i, NULL, pool->blocks[i].n_used_max);
 	family(scrape->text, "block_bytes", "gauge", "bytes of one block over all layers of its group");
-	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_groups; i++)
+	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_tables; i++)
 		block_sample(scrape, "block_bytes", pool, i, NULL, pool->block_bytes[i]);
 }
 

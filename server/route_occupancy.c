@@ -19,6 +19,12 @@ static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row 
 		srv_text_close(text, '}');
 	}
 	srv_text_close(text, ']');
+	if (pool->n_tables > pool->n_groups) {
+		srv_text_open(text, "exact_window", '{'); /* its ring blocks */
+		srv_text_u64(text, "block_bytes", pool->block_bytes[pool->n_groups]);
+		srv_view_blocks(text, &pool->blocks[pool->n_groups]);
+		srv_text_close(text, '}');
+	}
 	srv_view_report(text, &pool->memory, SRV_REPORT_POOL);
 	srv_text_close(text, '}');
 }

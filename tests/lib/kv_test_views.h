@@ -59,7 +59,7 @@ static inline void fill_pool(struct srv_pool_row *pool, const char *name)
 	pool->k_head_dim = 64;
 	pool->v_head_dim = 80;
 	pool->block_size = 16;
-	pool->n_groups = 2;
+	pool->n_groups = pool->n_tables = 2;
 	pool->tokens_max = 4096;
 	pool->fingerprint = 0x00ABCDEF12345678;
 	pool->arena_bytes = 1048576;

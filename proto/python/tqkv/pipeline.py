@@ -255,10 +255,10 @@ class Pipeline:
                             lambda call, _: _outputs(call), wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale,
                             window=window, sinks=sinks, packed=packed)
 
-    def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, session=None):
+    def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, exact=False, session=None):
         """As Session.read(). With n None, or the first "packed", it asks for sizes and waits for the answer."""
         session = self._of(session)
-        job = _read.Job(session, _sequence(sequence), layers, start, n, dtype, k, v, self._deadline())
+        job = _read.Job(session, _sequence(sequence), layers, start, n, dtype, k, v, exact, self._deadline())
         return self._add([submit() for submit in job.submits()], lambda requests: job.result(_replies(requests)))
 
     def truncate(self, sequence, length, session=None):
