@@ -1,5 +1,5 @@
 /*
- * A plan from inside: what plan.c and plan_move.c share.
+ * A plan from inside: what plan.c, plan_exact.c and plan_move.c share.
  */
 #ifndef CORE_PLAN_INTERNAL_H
 #define CORE_PLAN_INTERNAL_H
@@ -13,6 +13,15 @@
 void *kv_plan_take_part(struct kv_plan *plan, uint64_t n, uint64_t size);
 /* A result that says OK; the caller has checked that there is one. */
 uint32_t kv_plan_take_result(struct kv_plan *plan);
+/* plan_exact.c: ring slots of the item's tokens, and the ring's blocks for what it sees; NULL: there are
+ * none. */
+const int64_t *kv_plan_add_exact_slots(struct kv_plan *plan, const struct kv_item *item);
+const uint32_t *kv_plan_add_exact_table(struct kv_plan *plan, const struct kv_item *item);
+/* True when the append would take places of tokens that this batch still reads, or writes at the same time.
+ */
+bool kv_plan_overwrites_exact(const struct kv_plan *plan, const struct kv_item *item);
+/* The item is in the batch. */
+void kv_plan_note_exact(const struct kv_plan *plan, const struct kv_item *item);
 /* The op's blocks are in flight. */
 void kv_plan_begin_flight(struct kv_plan *plan, const struct kv_transfer_op *op);
 
