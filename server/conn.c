@@ -100,6 +100,7 @@ static void conn_accept(struct srv_server *server, const struct kv_io_event *eve
 	conn->id = ++server->conn_id_last;
 	conn->peer = event->peer;
 	conn->peer_key = peer_key(&event->peer);
+	conn->tenant = event->peer.transport == KV_IO_UNIX ? event->peer.uid : UINT64_MAX;
 	conn->accepted_ns = server->now_ns;
 	kv_list_init(&conn->ready);
 	kv_list_push_back(&server->conns_open, &conn->link);

@@ -232,6 +232,9 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 	case SRV_CONTROL_READY:
 	case SRV_CONTROL_SELF_TEST:
 		return answer_after_probe(server, control);
+	case SRV_CONTROL_RELOADED:
+		srv_take_settings(server); /* published after this turn began, perhaps */
+		break;
 	case SRV_CONTROL_AUDIT:
 		answer_audit(server, control);
 		break;

@@ -18,6 +18,7 @@
 #include "core/report.h"
 #include "server/capacity.h"
 #include "server/metrics.h"
+#include "server/settings.h"
 
 #define SRV_CONTROL_PER_TURN 8u
 #define SRV_CONTROL_ROWS_MAX 256u
@@ -43,6 +44,7 @@ enum srv_control_kind {
 	SRV_CONTROL_SNAPSHOT,       /* name, id = session or 0: begins one; checkpoint */
 	SRV_CONTROL_RESTORE,        /* name: begins; checkpoint */
 	SRV_CONTROL_CHECKPOINT,     /* checkpoint: the one that runs, or the last */
+	SRV_CONTROL_RELOADED,       /* new settings are published: answered once the loop works with them */
 };
 
 /* Order of a list of sessions; all but the first from the greatest down. */
@@ -140,6 +142,7 @@ struct srv_control {
 	struct srv_session_key cursor_key; /* sorted: behind this one, where has_cursor_key */
 	bool is_deep, has_tenant, has_cursor_key;
 	struct srv_capacity_ask plan;
+	struct srv_reload reload;
 	struct kv_pool_spec *spec; /* POOL_CREATE: the loop takes it over on OK and sets it to NULL */
 	/* answered */
 	enum kv_status status;

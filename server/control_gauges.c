@@ -77,4 +77,9 @@ void srv_server_gauges(struct srv_server *server, struct srv_gauges *out)
 		: UINT64_MAX;
 	out->is_ready = srv_probe_is_ready(server, reason, sizeof(reason));
 	out->resident_bytes = resident_bytes();
+	out->config_generation = server->settings_generation;
+	if (server->seams.settings) {
+		out->n_reloads = atomic_load(&server->seams.settings->n_reloads);
+		out->n_reload_failures = atomic_load(&server->seams.settings->n_failures);
+	}
 }

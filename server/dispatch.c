@@ -146,6 +146,40 @@ static struct kvp_hello_reply hello_reply(const struct srv_server *server, uint1
 	};
 }
 
+/*
+ * May this peer use the data port? A Unix peer is known by its user id; a TCP peer needs a token where there
+ * are any. A token that is given must be right, whoever gives it.
+ */
+static enum kv_status log_in(struct srv_conn *conn)
+{
+	struct srv_server *server = conn->server;
+	const struct srv_tokens *tokens = server->settings ? &server->settings->tokens : NULL;
+	const struct kvp_text *given = &server->scratch.token;
+
+	if (conn->peer.transport == KV_IO_UNIX && !srv_uids_hold(server->options->unix_uids, conn->peer.uid))
+		return KV_FORBIDDEN;
+	if (!tokens || tokens->n == 0)
+		return KV_OK;
+	if (given->n_bytes == 0)
+		return conn->peer.transport == KV_IO_UNIX ? KV_OK : KV_UNAUTHENTICATED;
+	if (srv_login_is_limited(&server->logins, conn->peer_key, server->now_ns)) {
+		server->counters.logins_limited++;
+		return KV_UNAUTHENTICATED;
+	}
+	const struct srv_token *token = srv_tokens_find(tokens, given->data, given->n_bytes);
+
+	if (!token) {
+		server->counters.logins_failed++;
+		srv_login_failed(&server->logins, conn->peer_key, server->now_ns);
+		return KV_UNAUTHENTICATED;
+	}
+	if (token->role == SRV_ROLE_READ)
+		return KV_FORBIDDEN;
+	if (token->has_tenant)
+		conn->tenant = token->tenant;
+	return KV_OK;
+}
+
 /* Always its own reply struct, also when the version or the boot id does not fit (PROTOCOL 2). */
 static void do_hello(struct srv_conn *conn, enum kv_status status)
 {
@@ -155,6 +189,8 @@ static void do_hello(struct srv_conn *conn, enum kv_status status)
 
 	if (!room)
 		return;
+	if (status == KV_OK)
+		status = log_in(conn);
 	const struct kvp_hello_reply reply = hello_reply(
 		server, status == KV_OK ? request->proto : 0, status == KV_OK ? request->hello.features : 0);
 
@@ -173,8 +209,8 @@ static void do_hello(struct srv_conn *conn, enum kv_status status)
 	kvp_hello_reply_encode(&reply, room + KVP_HEADER_BYTES);
 	const uint32_t n = srv_reply_header(conn, room, status, KVP_BYTES(hello_reply), 0, 0);
 
-	if (status == KV_VERSION_UNSUPPORTED) {
-		linger(conn, "protocol version");
+	if (status == KV_VERSION_UNSUPPORTED || status == KV_UNAUTHENTICATED || status == KV_FORBIDDEN) {
+		linger(conn, kv_status_row(status)->text);
 		srv_conn_reply_done(conn, n);
 		return;
 	}

@@ -1,9 +1,7 @@
 /*
  * Control thread: libmicrohttpd, JSON and text over HTTP. Owns no session and no pool; everything it tells
  * comes as a snapshot through the mailbox.
- *
- * Routes: GET /livez /readyz /metrics /v1/info /v1/pools /v1/occupancy /v1/sessions /v1/sessions/{id}
- * /v1/connections /v1/config; POST /v1/pools; DELETE /v1/pools/{name}.
+ * The routes are listed in http_routes.c and described by openapi.json.
  */
 #ifndef SERVER_HTTP_H
 #define SERVER_HTTP_H
@@ -15,6 +13,7 @@
 #include "core/error.h"
 #include "server/mailbox.h"
 #include "server/options.h"
+#include "server/settings.h"
 
 struct srv_http;
 
@@ -23,10 +22,21 @@ struct srv_pulse {
 	atomic_uint_fast64_t turn_ns; /* kv_clock_now_ns at the last turn */
 };
 
-/* Starts the thread; `bound` gets "HOST:PORT" with the real port. */
-KV_MUST_CHECK enum kv_status srv_http_start(const struct srv_options *options, struct srv_mailbox *mailbox,
-	struct srv_pulse *pulse, struct kv_clock *clock, struct srv_http **out, char *bound,
-	uint32_t bound_bytes_max, struct kv_error *err);
+/* What the control thread works with. All outlive it. */
+struct srv_http_seams {
+	struct srv_mailbox *mailbox;
+	struct srv_pulse *pulse;
+	struct kv_clock *clock;
+	struct srv_settings_box *settings; /* (optional) tokens, and options that a reload replaces */
+};
+
+/*
+ * Starts the threads; `bound` gets "HOST:PORT" with the real port, or nothing where the options say "off" and
+ * only metrics are served.
+ */
+KV_MUST_CHECK enum kv_status srv_http_start(const struct srv_options *options,
+	const struct srv_http_seams *seams, struct srv_http **out, char *bound, uint32_t bound_bytes_max,
+	struct kv_error *err);
 /* Answers what is in flight with 503 and stops the thread. The mailbox must be closed and drained first. NULL
  * allowed. */
 void srv_http_stop(struct srv_http *http);

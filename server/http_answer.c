@@ -5,6 +5,27 @@
 #include "server/http_internal.h"
 #include "server/http_rules.h"
 #include "server/http_views.h"
+#include "server/log.h"
+
+/* Every answer is counted; a call that may change something leaves a line, whatever became of it. */
+void srv_http_count(struct srv_http_request *request, unsigned http_status)
+{
+	struct srv_http *http = request->http;
+	const struct srv_http_route *route = request->route;
+
+	atomic_fetch_add(&http->counters.answers[http_status / 100 < 6 ? http_status / 100 : 5], 1);
+	if (!route || route->access != SRV_ACCESS_ADMIN || strcmp(route->method, "GET") == 0)
+		return;
+	if (request->is_allowed) {
+		srv_http_audit(request, http_status);
+		return;
+	}
+	/* Whoever may not do it may not fill the log, either. */
+	pthread_mutex_lock(&http->lock);
+	srv_log_limited(&http->gate_refused, srv_http_monotonic_ns(), SRV_LOG_WARNING,
+		"refused %s %s: status %u", route->method, route->path, http_status);
+	pthread_mutex_unlock(&http->lock);
+}
 
 enum MHD_Result srv_http_queue(
 	struct srv_http_request *request, unsigned http_status, const char *type, char *bytes, size_t n_bytes)
@@ -27,6 +48,9 @@ enum MHD_Result srv_http_queue(
 		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION, request->location);
 	if (http_status == MHD_HTTP_SERVICE_UNAVAILABLE || http_status == MHD_HTTP_TOO_MANY_REQUESTS)
 		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+	if (http_status == MHD_HTTP_UNAUTHORIZED)
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+	srv_http_count(request, http_status);
 	const enum MHD_Result result = MHD_queue_response(request->connection, http_status, response);
 
 	MHD_destroy_response(response);

@@ -18,11 +18,14 @@
 #include <jansson.h>
 #include <microhttpd.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "core/list.h"
 #include "server/control.h"
 #include "server/http.h"
 #include "server/http_text.h"
+#include "server/log.h"
+#include "server/settings.h"
 
 #define SRV_HTTP_BODY_BYTES_MAX 65536u
 /* A body of unknown length is thrown away up to here, so that the client gets to read the 413; then the
@@ -30,6 +33,11 @@
 #define SRV_HTTP_DISCARD_BYTES_MAX 1048576u
 #define SRV_HTTP_CONNECTIONS_MAX   256u
 #define SRV_HTTP_IDLE_S            10u
+/* From accept, or from the last answer, to the end of the next answer. A peer that sends a byte now and then
+ * is never idle; this ends it all the same. When half of all connections are in use, those that wait make
+ * room. */
+#define SRV_HTTP_TOTAL_MS   30000u
+#define SRV_HTTP_CROWDED_MS 2000u
 /* Request line, headers and reply headers of one connection: four times what a browser sends. */
 #define SRV_HTTP_MEMORY_BYTES      32768u
 #define SRV_HTTP_ANSWER_TIMEOUT_MS 5000u
@@ -58,7 +66,8 @@ struct srv_http_call {
 	struct kv_list_node link;         /* http->calls while WAITING */
 };
 
-#define SRV_HTTP_NAMES_MAX 2u
+#define SRV_HTTP_NAMES_MAX    2u
+#define SRV_HTTP_OPTION_BYTES 256u
 
 /* What a route may be asked with, behind the '?'. */
 enum srv_http_param {
@@ -93,7 +102,12 @@ extern const size_t srv_http_n_routes;
 
 struct srv_http_request {
 	struct srv_http *http;
+	struct srv_http_listener *listener;
 	struct MHD_Connection *connection;
+	struct srv_settings *settings; /* NULL: options and tokens are http->options, and none */
+	const struct srv_options *options;
+	bool is_allowed;                    /* headers and login were right */
+	const char *who;                    /* name of the token, for the log; NULL: nobody logged in */
 	const struct srv_http_route *route; /* once dispatched to the loop */
 	enum srv_http_wait wait;            /* under http->lock */
 	struct srv_http_call *call;         /* under http->lock while WAITING */
@@ -104,16 +118,42 @@ struct srv_http_request {
 	char location[KV_POOL_NAME_BYTES_MAX + 16];          /* 201 */
 };
 
+/* One address. The second one serves health and metrics only, without login. */
+struct srv_http_listener {
+	struct srv_http *http;
+	struct MHD_Daemon *daemon; /* NULL: not in use */
+	bool is_metrics, is_loopback;
+	char host[256]; /* as bound: what a Host header may say */
+};
+
+/* One connection, from accept to close: http->conns. */
+struct srv_http_conn {
+	struct kv_list_node link;
+	int fd;
+	uint64_t since_ns; /* accepted, or the last answer was complete */
+	bool is_ended;     /* was too slow: shut down, waits for the library to notice */
+};
+
+/* What HTTP itself counts. Any of its threads; read for a scrape. */
+struct srv_http_counters {
+	atomic_uint_fast64_t connections, connections_slow, requests, answers[6]; /* answers[n]: status n00 */
+	atomic_uint_fast64_t logins_failed, logins_limited;
+};
+
+#define SRV_HTTP_LISTENERS 2u
+
 struct srv_http {
-	const struct srv_options *options;
+	const struct srv_options *options; /* without a box; and until the first request */
+	struct srv_settings_box *settings; /* NULL: options never change */
 	struct srv_mailbox *mailbox;
 	struct srv_pulse *pulse;
 	struct kv_clock *clock;
-	struct MHD_Daemon *daemon;
-	char host[256]; /* as bound: what a Host header may say */
+	struct srv_http_listener listeners[SRV_HTTP_LISTENERS];
+	char *certificate, *key, *client_ca; /* PEM; NULL: no TLS, no client certificates */
 	uint64_t started_ns;
+	struct srv_http_counters counters;
 	pthread_mutex_t lock;
-	pthread_cond_t changed; /* a first call, a finished request, or stop */
+	pthread_cond_t changed; /* a first call, a finished request, a first connection, or stop */
 	pthread_t watchdog;
 	bool has_watchdog;
 	/* under lock */
@@ -122,7 +162,39 @@ struct srv_http {
 	uint32_t n_refs;      /* the owner, and each call that the loop has */
 	uint32_t n_waiting;   /* requests that were posted and are not completed */
 	struct kv_list calls; /* oldest first, so the first has the next deadline */
+	struct kv_list conns; /* oldest since_ns first */
+	uint32_t n_conns;
+	struct srv_login_gate logins;
+	struct srv_log_gate gate_refused;
 };
+
+/* http.c: for the library's callbacks, which http_listen.c hands over. `cls` is the listener. */
+enum MHD_Result srv_http_on_request(void *cls, struct MHD_Connection *connection, const char *url,
+	const char *method, const char *version, const char *upload_data, size_t *upload_data_bytes,
+	void **con_cls);
+void srv_http_on_completed(
+	void *cls, struct MHD_Connection *connection, void **con_cls, enum MHD_RequestTerminationCode why);
+/* Takes the call from its request, which answers without it. Under lock; done() will free the call. */
+void srv_http_give_up(struct srv_http_call *call, enum srv_http_wait why);
+uint64_t srv_http_monotonic_ns(void);
+struct timespec srv_http_to_timespec(uint64_t time_ns);
+
+/* http_listen.c: sockets, TLS, the library's threads. */
+KV_MUST_CHECK enum kv_status srv_http_listen(
+	struct srv_http *http, char *bound, uint32_t bound_bytes_max, struct kv_error *err);
+
+/* http_watch.c: the thread behind answers that do not come and requests that do not end. */
+void *srv_http_watch(void *http);
+/* A connection begins, ends, or has had its answer. */
+void srv_http_on_connection(void *cls, struct MHD_Connection *connection, void **socket_context,
+	enum MHD_ConnectionNotificationCode code);
+void srv_http_conn_answered(struct srv_http *http, struct MHD_Connection *connection);
+
+/* http_access.c: may this be asked? True: it may not, and *result is what was answered. */
+bool srv_http_is_refused(
+	struct srv_http_request *request, const struct srv_http_route *route, enum MHD_Result *result);
+/* The line that every call which changes something leaves in the log. */
+void srv_http_audit(struct srv_http_request *request, unsigned http_status);
 
 /* http_request.c: one complete request, and the same once its call came back. HTTP thread. */
 enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *url, const char *method);
@@ -132,6 +204,7 @@ enum MHD_Result srv_http_finish(struct srv_http_request *request);
 #define SRV_TYPE_JSON    "application/json"
 #define SRV_TYPE_PROBLEM "application/problem+json"
 #define SRV_TYPE_METRICS "text/plain; version=0.0.4; charset=utf-8"
+void srv_http_count(struct srv_http_request *request, unsigned http_status);
 /* Takes bytes over: kv_free(). */
 enum MHD_Result srv_http_queue(struct srv_http_request *request, unsigned http_status, const char *type,
 	char *bytes, size_t n_bytes);

@@ -5,7 +5,6 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 #include "core/memory.h"
 #include "server/http_internal.h"
@@ -135,35 +134,7 @@ static void check_params(struct params *params)
 	(void)kv_fail(&params->error, KV_BAD_ARG, "parameter cursor: it comes from a list in another order");
 }
 
-/* ---- route and headers ---- */
-
-/* A header that may stand only once. */
-struct once {
-	const char *name, *value;
-	unsigned n;
-};
-
-static enum MHD_Result count_header(void *cls, enum MHD_ValueKind kind, const char *key, const char *value)
-{
-	struct once *once = cls;
-
-	(void)kind;
-	if (strcasecmp(key, once->name) == 0) {
-		once->value = value;
-		once->n++;
-	}
-	return MHD_YES;
-}
-
-/* The value or NULL; *n says how often it stands there. */
-static const char *header(struct srv_http_request *request, const char *name, unsigned *n)
-{
-	struct once once = { .name = name };
-
-	MHD_get_connection_values(request->connection, MHD_HEADER_KIND, count_header, &once);
-	*n = once.n;
-	return once.value;
-}
+/* ---- route ---- */
 
 /* Does the path fit the pattern? Fills request->names. */
 static bool path_fits(struct srv_http_request *request, const char *pattern, const char *path)
@@ -220,47 +191,6 @@ static const struct srv_http_route *find_route(
 	return found;
 }
 
-/* Host, Origin and media type (ARCHITECTURE, rule 10). True: *result is what was answered. */
-static bool is_refused_by_headers(
-	struct srv_http_request *request, const struct srv_http_route *route, enum MHD_Result *result)
-{
-	const struct srv_http *http = request->http;
-	unsigned n_hosts, n_origins, n_types;
-	const char *host = header(request, MHD_HTTP_HEADER_HOST, &n_hosts);
-	const char *origin = header(request, MHD_HTTP_HEADER_ORIGIN, &n_origins);
-	const char *type = header(request, MHD_HTTP_HEADER_CONTENT_TYPE, &n_types);
-	char detail[160];
-
-	if (n_hosts > 1 || n_origins > 1 || n_types > 1) {
-		*result = srv_http_refuse(
-			request, KV_BAD_ARG, "Host, Origin and Content-Type may stand once each");
-		return true;
-	}
-	if (!host ||
-		(!srv_http_host_is_allowed(host, http->host, http->options->insecure) &&
-			!srv_http_host_is_allowed(host, http->options->http_name, false))) {
-		snprintf(detail, sizeof(detail),
-			"Host '%.80s' is neither the bound address nor a loopback address nor http_name",
-			host ? host : "");
-		*result = srv_http_problem(request, MHD_HTTP_FORBIDDEN, "FORBIDDEN", detail);
-		return true;
-	}
-	if (!route || strcmp(route->method, "GET") == 0)
-		return false;
-	if (origin && !srv_http_origin_is_own(origin, host)) {
-		snprintf(detail, sizeof(detail),
-			"Origin '%.80s' is foreign: other pages may not change anything here", origin);
-		*result = srv_http_problem(request, MHD_HTTP_FORBIDDEN, "FORBIDDEN", detail);
-		return true;
-	}
-	if (strcmp(route->method, "DELETE") != 0 && (!type || !srv_http_type_is_json(type))) {
-		*result = srv_http_problem(request, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE",
-			"expected Content-Type: application/json");
-		return true;
-	}
-	return false;
-}
-
 static enum MHD_Result ask_loop(
 	struct srv_http_request *request, const struct srv_http_route *route, const struct params *params)
 {
@@ -287,9 +217,15 @@ static enum MHD_Result ask_loop(
 		srv_http_call_free(call);
 		return srv_http_refuse(request, status, error.msg);
 	}
-	request->route = route;
 	srv_http_post(request, call);
 	return MHD_YES;
+}
+
+/* What the second address serves: nothing that names a client or changes anything. */
+static bool is_for_metrics(const struct srv_http_route *route)
+{
+	return route->kind == SRV_CONTROL_METRICS || route->kind == SRV_CONTROL_READY ||
+		route->answer == srv_route_live;
 }
 
 enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *url, const char *method)
@@ -300,8 +236,14 @@ enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *
 	const struct srv_http_route *route = find_route(request, url, method, &is_path);
 	char detail[160];
 
-	if (is_refused_by_headers(request, route, &result))
+	if (route && request->listener->is_metrics && !is_for_metrics(route)) {
+		route = NULL;
+		is_path = false;
+	}
+	request->route = route;
+	if (srv_http_is_refused(request, route, &result))
 		return result;
+	request->is_allowed = true;
 	if (!is_path) {
 		request->allow[0] = '\0';
 		snprintf(detail, sizeof(detail), "there is nothing at '%.80s'", url);
@@ -320,7 +262,6 @@ enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *
 	check_params(&params);
 	if (params.is_bad)
 		return srv_http_refuse(request, KV_BAD_ARG, params.error.msg);
-	request->route = route;
 	if (route->answer)
 		return route->answer(request);
 	return ask_loop(request, route, &params);
@@ -352,7 +293,8 @@ static enum MHD_Result render(struct srv_http_request *request, const struct srv
 	if (control->status != KV_OK)
 		return srv_http_refuse(request, control->status, control->error.msg);
 	if (route->kind == SRV_CONTROL_METRICS) {
-		srv_view_metrics(control, request->http->options, &text);
+		srv_view_metrics(control, request->options, &text);
+		srv_view_http_metrics(&request->http->counters, &text);
 		return srv_http_queue_text(request, route->success, SRV_TYPE_METRICS, &text);
 	}
 	if (!route->view)

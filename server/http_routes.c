@@ -55,6 +55,7 @@ const struct srv_http_route srv_http_routes[] = {
 	ROUTE("GET", "/v1/snapshot", READ, 0, 200, CHECKPOINT, NULL, srv_view_checkpoint),
 	ROUTE("POST", "/v1/snapshot", ADMIN, 0, 202, SNAPSHOT, srv_route_snapshot, srv_view_checkpoint),
 	ROUTE("POST", "/v1/restore", ADMIN, 0, 202, RESTORE, srv_route_restore, srv_view_checkpoint),
+	ROUTE("POST", "/v1/reload", ADMIN, 0, 200, RELOADED, srv_route_reload, srv_view_reload),
 	ROUTE("POST", "/v1/drain", ADMIN, 0, 202, DRAIN, NULL, srv_view_drain),
 };
 const size_t srv_http_n_routes = KV_LENGTH(srv_http_routes);

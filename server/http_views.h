@@ -34,6 +34,7 @@ void srv_view_live(uint64_t turn_age_ms, struct srv_text *text);
 void srv_view_self_test(const struct srv_control *control, struct srv_text *text);
 void srv_view_audit(const struct srv_control *control, struct srv_text *text);
 void srv_view_checkpoint(const struct srv_control *control, struct srv_text *text);
+void srv_view_reload(const struct srv_control *control, struct srv_text *text);
 void srv_view_drain(const struct srv_control *control, struct srv_text *text);
 /* RFC 9457. `code`: the name of a status (proto/status.h), or the control API's own word. */
 void srv_view_problem(unsigned http_status, const char *code, const char *detail, struct srv_text *text);
@@ -41,6 +42,10 @@ void srv_view_problem(unsigned http_status, const char *code, const char *detail
 /* Prometheus text 0.0.4 (route_metrics.c). */
 void srv_view_metrics(
 	const struct srv_control *control, const struct srv_options *options, struct srv_text *text);
+
+/* The families that HTTP counts itself; behind those of srv_view_metrics(). */
+struct srv_http_counters;
+void srv_view_http_metrics(struct srv_http_counters *counters, struct srv_text *text);
 
 /* ---- parts that several views share (http_views.c) ---- */
 

@@ -117,6 +117,7 @@ struct srv_conn {
 	struct kv_io_conn *io_conn;
 	uint64_t id; /* never reused, never 0 */
 	uint64_t peer_key;
+	uint64_t tenant; /* Unix: user id; TCP: UINT64_MAX; or what its token says */
 	struct kv_io_peer peer;
 	char client_name[KVP_CLIENT_NAME_BYTES_MAX + 1];
 	bool is_hello_done, is_recv_posted, is_send_posted, wants_goaway, is_goaway_sending, is_error_last;
@@ -217,6 +218,9 @@ struct srv_probe {
 
 struct srv_server {
 	const struct srv_options *options;
+	struct srv_settings *settings; /* NULL: options never change, and nobody needs a token */
+	uint64_t settings_generation;
+	struct srv_login_gate logins;
 	struct srv_seams seams;
 	struct kv_io *io;
 	struct kv_backend *backend;
@@ -305,6 +309,8 @@ uint32_t srv_reply_header(const struct srv_conn *conn, uint8_t *room, enum kv_st
 /* Sends the reply that was written to the room, and goes on with the next frame. */
 void srv_reply_send(struct srv_conn *conn, uint32_t n_bytes);
 
+/* server.c: goes over to settings that a reload published */
+void srv_take_settings(struct srv_server *server);
 /* control.c: answers what is parked, because the loop ends */
 void srv_control_stop(struct srv_server *server);
 /* control_gauges.c */

@@ -14,6 +14,9 @@
 /* Longer than the longest struct kv_error text with its context. */
 #define LINE_BYTES_MAX 1024
 
+/* syslog(3); between warning and info. */
+#define LEVEL_NOTICE 5
+
 #define GATE_NS 1000000000ull
 
 static atomic_int level_max = SRV_LOG_INFO;
@@ -37,7 +40,8 @@ static bool is_written(enum srv_log_level level)
 static void write_line(enum srv_log_level level, uint64_t n_suppressed, const char *fmt, va_list args)
 {
 	char line[LINE_BYTES_MAX + 64];
-	size_t used = (size_t)snprintf(line, sizeof(line), "<%d>", (int)level);
+	/* The level is for journald and whoever collects the lines; a person at a terminal reads without. */
+	size_t used = isatty(STDERR_FILENO) ? 0 : (size_t)snprintf(line, sizeof(line), "<%d>", (int)level);
 	int n = vsnprintf(line + used, LINE_BYTES_MAX - used, fmt, args);
 
 	if (n > 0)
@@ -62,6 +66,15 @@ void srv_log(enum srv_log_level level, const char *fmt, ...)
 		return;
 	va_start(args, fmt);
 	write_line(level, 0, fmt, args);
+	va_end(args);
+}
+
+void srv_log_audit(const char *fmt, ...)
+{
+	va_list args;
+
+	va_start(args, fmt);
+	write_line((enum srv_log_level)LEVEL_NOTICE, 0, fmt, args);
 	va_end(args);
 }
 

@@ -14,6 +14,8 @@ enum srv_log_level { SRV_LOG_ERROR = 3, SRV_LOG_WARNING = 4, SRV_LOG_INFO = 6, S
 void srv_log_set_level(enum srv_log_level level);
 enum srv_log_level srv_log_level_now(void);
 void srv_log(enum srv_log_level level, const char *fmt, ...) KV_PRINTF(2, 3);
+/* Who changed what: written at every level, as <5>. */
+void srv_log_audit(const char *fmt, ...) KV_PRINTF(1, 2);
 /* At most one line a second per `gate`; the next line says how many were left out. Loop thread. */
 struct srv_log_gate {
 	uint64_t last_ns, n_suppressed;

@@ -4,6 +4,7 @@
  * backend or listener could not start, 4 device lost.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,20 +21,23 @@
 #include "server/notify.h"
 #include "server/options.h"
 #include "server/server.h"
+#include "server/settings.h"
 
 enum { EXIT_DRAINED = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_NO_START = 3 };
 
-static volatile sig_atomic_t n_stop_signals;
+static volatile sig_atomic_t n_stop_signals, n_reload_signals;
 static volatile sig_atomic_t wake_fd =
 	-1; /* the mailbox's: a signal between looking and waiting must not be slept over */
 
-static void on_stop(int signal_number)
+static void on_signal(int signal_number)
 {
 	const int error = errno;
 	const uint64_t one = 1;
 
-	(void)signal_number;
-	n_stop_signals++;
+	if (signal_number == SIGHUP)
+		n_reload_signals++;
+	else
+		n_stop_signals++;
 	if (wake_fd >= 0)
 		(void)!write(wake_fd, &one, sizeof(one));
 	errno = error;
@@ -42,11 +46,12 @@ static void on_stop(int signal_number)
 /* No SA_RESTART: the waiting loop must come back and look. */
 static void catch_signals(void)
 {
-	struct sigaction action = { .sa_handler = on_stop };
+	struct sigaction action = { .sa_handler = on_signal };
 
 	sigemptyset(&action.sa_mask);
 	sigaction(SIGTERM, &action, NULL);
 	sigaction(SIGINT, &action, NULL);
+	sigaction(SIGHUP, &action, NULL);
 	signal(SIGPIPE, SIG_IGN);
 }
 
@@ -126,8 +131,17 @@ static uint64_t free_memory_bytes(struct kv_backend *backend)
 	return kv_system_memory_available(&n_bytes) ? n_bytes : 1ull << 30;
 }
 
+/* SIGHUP: read on a thread of its own, so that files that are slow do not hold the loop. */
+struct reloader {
+	pthread_t thread;
+	bool is_running;     /* a thread must be joined */
+	atomic_bool is_over; /* and is done */
+};
+
 struct parts {
-	struct srv_options options;
+	struct srv_settings_box settings;
+	struct srv_settings *first; /* what everything was started with */
+	struct reloader reloader;
 	struct srv_mailbox mailbox;
 	struct srv_pulse pulse;
 	struct srv_http *http;
@@ -140,15 +154,23 @@ struct parts {
 
 static enum kv_status start_http(struct parts *parts, struct kv_error *err)
 {
-	if (strcmp(parts->options.http, "off") == 0)
+	const struct srv_options *options = &parts->first->options;
+	const struct srv_http_seams seams = {
+		.mailbox = &parts->mailbox,
+		.pulse = &parts->pulse,
+		.clock = kv_clock_system(),
+		.settings = &parts->settings,
+	};
+
+	if (strcmp(options->http, "off") == 0 && strcmp(options->metrics_listen, "off") == 0)
 		return KV_OK;
-	return srv_http_start(&parts->options, &parts->mailbox, &parts->pulse, kv_clock_system(),
-		&parts->http, parts->http_bound, sizeof(parts->http_bound), err);
+	return srv_http_start(
+		options, &seams, &parts->http, parts->http_bound, sizeof(parts->http_bound), err);
 }
 
 static enum kv_status start(struct parts *parts, struct kv_error *err)
 {
-	const struct srv_options *options = &parts->options;
+	const struct srv_options *options = &parts->first->options;
 	struct srv_seams seams = { .clock = kv_clock_system(), .random = kv_random_system() };
 	enum kv_status status;
 
@@ -169,6 +191,7 @@ static enum kv_status start(struct parts *parts, struct kv_error *err)
 	seams.backend = parts->backend;
 	seams.mailbox = &parts->mailbox;
 	seams.pulse = &parts->pulse;
+	seams.settings = &parts->settings;
 	seams.backend_reason = parts->backend_reason;
 	seams.io_reason = parts->io_reason;
 	if ((status = srv_server_create(options, &seams, &parts->server, err)) != KV_OK)
@@ -194,18 +217,67 @@ static void say_started(struct parts *parts)
 		(unsigned long long)gauges.arena_bytes, (unsigned long long)gauges.slots_bytes);
 	for (uint32_t i = 0; srv_server_listener(parts->server, i); i++)
 		srv_log(SRV_LOG_INFO, "listening on %s", srv_server_listener(parts->server, i));
-	if (parts->http)
-		srv_log(SRV_LOG_INFO, "control API on http://%s", parts->http_bound);
-	if (parts->options.insecure)
+	const struct srv_options *options = &parts->first->options;
+	const bool has_tls = strcmp(options->http_certificate_file, "off") != 0;
+
+	if (parts->http_bound[0])
+		srv_log(SRV_LOG_INFO, "control API on http%s://%s", has_tls ? "s" : "", parts->http_bound);
+	if (options->insecure && parts->first->tokens.n == 0)
 		srv_log(SRV_LOG_WARNING, "insecure: nothing authenticates the listeners");
+}
+
+static void *reload(void *cls)
+{
+	struct parts *parts = cls;
+	struct srv_reload found = { 0 };
+	struct kv_error err = { 0 };
+	const uint64_t one = 1;
+
+	/* Said in the log and counted where it fails; there is nobody else to tell. */
+	(void)!srv_settings_reload(&parts->settings, &found, &err);
+	atomic_store(&parts->reloader.is_over, true);
+	(void)!write(parts->mailbox.event_fd, &one, sizeof(one));
+	return NULL;
+}
+
+static void end_reload(struct parts *parts)
+{
+	if (!parts->reloader.is_running)
+		return;
+	pthread_join(parts->reloader.thread, NULL);
+	parts->reloader.is_running = false;
+}
+
+/* At most one at a time; a signal that comes meanwhile starts another one afterwards. */
+static void look_after_reload(struct parts *parts, int *n_seen)
+{
+	char state[96];
+
+	if (parts->reloader.is_running && atomic_load(&parts->reloader.is_over)) {
+		end_reload(parts);
+		srv_notify_send(&parts->notify, "READY=1");
+	}
+	if (n_reload_signals == *n_seen || parts->reloader.is_running)
+		return;
+	*n_seen = n_reload_signals;
+	snprintf(state, sizeof(state), "RELOADING=1\nMONOTONIC_USEC=%llu",
+		(unsigned long long)(kv_clock_now_ns(kv_clock_system()) / KV_NS_PER_US));
+	srv_notify_send(&parts->notify, state);
+	atomic_store(&parts->reloader.is_over, false);
+	const int error = pthread_create(&parts->reloader.thread, NULL, reload, parts);
+
+	parts->reloader.is_running = error == 0;
+	if (error != 0)
+		srv_log(SRV_LOG_ERROR, "reload: cannot start a thread: %s", strerror(error));
 }
 
 static void turn_until_done(struct parts *parts)
 {
 	struct srv_server *server = parts->server;
-	int n_seen = 0;
+	int n_seen = 0, n_reloads_seen = 0;
 
 	while (!srv_server_is_done(server)) {
+		look_after_reload(parts, &n_reloads_seen);
 		if (n_stop_signals > n_seen) {
 			n_seen = n_stop_signals;
 			srv_log(SRV_LOG_INFO, "stopping: answering what is in flight");
@@ -222,6 +294,7 @@ static void stop(struct parts *parts)
 {
 	struct srv_control *control;
 
+	end_reload(parts);
 	/* Nobody turns the loop any more: what is in the mailbox is answered here, so that no HTTP reply
 	 * hangs. */
 	srv_mailbox_close(&parts->mailbox);
@@ -242,31 +315,55 @@ static void stop(struct parts *parts)
 	wake_fd = -1;
 	srv_mailbox_finish(&parts->mailbox);
 	srv_notify_finish(&parts->notify);
-	srv_options_finish(&parts->options);
+	srv_settings_put(parts->first);
+	srv_settings_finish(&parts->settings);
+}
+
+/* Reads the options. False: *exit_code says how the program ends. */
+static bool read_settings(struct parts *parts, int argc, char **argv, int *exit_code)
+{
+	struct srv_options options;
+	struct kv_error err = { 0 };
+
+	switch (srv_options_parse(&options, argc, argv, kv_files_system(), &err)) {
+	case SRV_OPTIONS_EXIT_OK:
+		*exit_code = EXIT_DRAINED;
+		return false;
+	case SRV_OPTIONS_USAGE:
+		fprintf(stderr, "tqkvd: %s\n", err.msg);
+		*exit_code = EXIT_USAGE;
+		return false;
+	case SRV_OPTIONS_RUN:
+		break;
+	}
+	const bool is_check_only = options.is_check_only;
+	const enum kv_status status =
+		srv_settings_init(&parts->settings, &options, argc, argv, kv_files_system(), &err);
+
+	if (status != KV_OK) {
+		fprintf(stderr, "tqkvd: %s\n", err.msg);
+		srv_options_finish(&options);
+		*exit_code = EXIT_USAGE;
+		return false;
+	}
+	if (!is_check_only)
+		return true;
+	printf("configuration is valid\n");
+	srv_settings_finish(&parts->settings);
+	*exit_code = EXIT_DRAINED;
+	return false;
 }
 
 int main(int argc, char **argv)
 {
 	static struct parts parts;
 	struct kv_error err = { 0 };
+	int exit_code = 0;
 
 	parts.mailbox.event_fd = -1;
-	switch (srv_options_parse(&parts.options, argc, argv, kv_files_system(), &err)) {
-	case SRV_OPTIONS_EXIT_OK:
-		srv_options_finish(&parts.options);
-		return EXIT_DRAINED;
-	case SRV_OPTIONS_USAGE:
-		fprintf(stderr, "tqkvd: %s\n", err.msg);
-		srv_options_finish(&parts.options);
-		return EXIT_USAGE;
-	case SRV_OPTIONS_RUN:
-		break;
-	}
-	if (parts.options.is_check_only) {
-		printf("configuration is valid\n");
-		srv_options_finish(&parts.options);
-		return EXIT_DRAINED;
-	}
+	if (!read_settings(&parts, argc, argv, &exit_code))
+		return exit_code;
+	parts.first = srv_settings_get(&parts.settings);
 	catch_signals();
 	srv_notify_init(&parts.notify);
 	const enum kv_status status = start(&parts, &err);
@@ -279,8 +376,7 @@ int main(int argc, char **argv)
 	say_started(&parts);
 	srv_notify_send(&parts.notify, "READY=1");
 	turn_until_done(&parts);
-	const int exit_code = srv_server_exit_code(parts.server);
-
+	exit_code = srv_server_exit_code(parts.server);
 	srv_log(SRV_LOG_INFO, exit_code == 0 ? "drained" : "device lost");
 	stop(&parts);
 	return exit_code;

@@ -40,6 +40,8 @@ void srv_histogram_add(struct srv_histogram *histogram, uint64_t value_us);
 	X(appends_aborted_timeout, "frames given up because the peer stalled")           \
 	X(appends_aborted_closed, "frames given up because the peer closed inside them") \
 	X(slot_waits, "frames that waited for a request slot")                           \
+	X(logins_failed, "HELLOs whose token is not known")                              \
+	X(logins_limited, "HELLOs refused after too many failed logins of their peer")   \
 	X(control_requests, "control requests answered by the loop")                     \
 	X(self_tests_failed, "known-answer decodes that were wrong or did not come back")
 
@@ -70,6 +72,7 @@ struct srv_gauges {
 	uint32_t n_reply_buffers, n_reply_buffers_used;
 	uint64_t arena_bytes, arena_used_bytes, slots_bytes, tables_bytes, resident_bytes;
 	uint64_t self_test_age_ms;
+	uint64_t config_generation, n_reloads, n_reload_failures;
 	uint8_t is_ready, is_draining;
 };
 

@@ -142,7 +142,7 @@ static struct kvp_open_reply open_reply(const struct srv_server *server, const s
 
 static uint64_t tenant_of(const struct srv_conn *conn)
 {
-	return conn->peer.transport == KV_IO_UNIX ? conn->peer.uid : UINT64_MAX;
+	return conn->tenant;
 }
 
 static enum kv_status open_session(struct srv_conn *conn, struct kv_session **session, struct kv_error *err)

@@ -12,6 +12,7 @@
 
 #include "core/checked.h"
 #include "core/memory.h"
+#include "server/auth.h"
 #include "server/io_address.h"
 #include "server/options_internal.h"
 
@@ -351,39 +352,64 @@ enum kv_status srv_options_memory_bytes(
 	return KV_OK;
 }
 
+static bool is_off(const char *text)
+{
+	return strcmp(text, "off") == 0;
+}
+
 static enum kv_status check_reach(const struct srv_options *options, const struct kv_io_address *address,
-	const char *option_name, struct kv_error *err)
+	bool is_authenticated, const char *option_name, struct kv_error *err)
 {
 	char text[300];
 
-	if (options->insecure || address->transport != KV_IO_TCP || srv_io_address_is_loopback(address))
+	if (options->insecure || is_authenticated || address->transport != KV_IO_TCP ||
+		srv_io_address_is_loopback(address))
 		return KV_OK;
 	srv_address_host_port(address, text, sizeof(text));
 	return kv_fail(err, KV_BAD_CONFIG,
 		"%s: %s can be reached from other machines, and nothing authenticates those who connect. Use "
-		"a "
-		"loopback address (127.0.0.1) or a Unix socket, or say --insecure if every machine that "
-		"reaches "
-		"this address is trusted",
+		"a loopback address (127.0.0.1) or a Unix socket, give a tokens_file, or say --insecure if "
+		"every machine that reaches this address is trusted",
 		option_name, text);
+}
+
+static enum kv_status check_http_address(
+	const char *value, const char *option_name, struct kv_io_address *address, struct kv_error *err)
+{
+	char text[SRV_OPTION_TEXT_BYTES + 8];
+
+	memset(address, 0, sizeof(*address));
+	snprintf(text, sizeof(text), "tcp:%s", value);
+	const enum kv_status status = srv_io_address_parse(text, address, err);
+
+	if (status != KV_OK)
+		kv_error_wrap(err, "%s: expected HOST:PORT or off", option_name);
+	return status;
 }
 
 static enum kv_status check_http(const struct srv_options *options, struct kv_error *err)
 {
-	char text[SRV_OPTION_TEXT_BYTES + 8];
+	const bool has_client_ca = !is_off(options->http_client_ca_file);
 	struct kv_io_address address;
+	enum kv_status status = KV_OK;
 
-	if (strcmp(options->http, "off") == 0)
-		return KV_OK;
-	memset(&address, 0, sizeof(address));
-	snprintf(text, sizeof(text), "tcp:%s", options->http);
-	const enum kv_status status = srv_io_address_parse(text, &address, err);
-
-	if (status != KV_OK) {
-		kv_error_wrap(err, "http: expected HOST:PORT or off");
-		return status;
+	if (is_off(options->http_certificate_file) != is_off(options->http_key_file))
+		return kv_fail(err, KV_BAD_CONFIG,
+			"http_certificate_file and http_key_file: expected both or neither");
+	if (has_client_ca && is_off(options->http_certificate_file))
+		return kv_fail(err, KV_BAD_CONFIG,
+			"http_client_ca_file: client certificates need http_certificate_file and "
+			"http_key_file");
+	if (!is_off(options->http)) {
+		status = check_http_address(options->http, "http", &address, err);
+		if (status == KV_OK)
+			status = check_reach(options, &address,
+				has_client_ca || !is_off(options->tokens_file), "http", err);
 	}
-	return check_reach(options, &address, "http", err);
+	/* Reads only, and the operator named the address for exactly this: no login. */
+	if (status == KV_OK && !is_off(options->metrics_listen))
+		status = check_http_address(options->metrics_listen, "metrics_listen", &address, err);
+	return status;
 }
 
 enum kv_status srv_options_check(struct srv_options *options, struct kv_error *err)
@@ -399,8 +425,13 @@ enum kv_status srv_options_check(struct srv_options *options, struct kv_error *e
 			"(unix:PATH or tcp:HOST:PORT)");
 	for (uint32_t i = 0; i < options->n_listen && status == KV_OK; i++) {
 		options->listen[i].socket_mode = options->socket_mode;
-		status = check_reach(options, &options->listen[i], "listen", err);
+		status = check_reach(
+			options, &options->listen[i], !is_off(options->tokens_file), "listen", err);
 	}
+	if (status == KV_OK && !srv_uids_are_valid(options->unix_uids))
+		status = kv_fail(err, KV_BAD_CONFIG,
+			"unix_uids: '%.80s' is not accepted, expected user ids with commas between, or any",
+			options->unix_uids);
 	if (status == KV_OK)
 		status = check_http(options, err);
 	if (status != KV_OK)

@@ -25,7 +25,10 @@ static const struct {
 	size_t n;
 	enum srv_option_idx members[GROUP_MAX];
 } groups[] = {
-	{ "Addresses", 4, { IDX(http), IDX(http_name), IDX(socket_mode), IDX(insecure) } },
+	{ "Addresses", 4, { IDX(http), IDX(http_name), IDX(metrics_listen), IDX(socket_mode) } },
+	{ "Who may connect", 6,
+		{ IDX(tokens_file), IDX(unix_uids), IDX(http_certificate_file), IDX(http_key_file),
+			IDX(http_client_ca_file), IDX(insecure) } },
 	{ "Backend and memory", 5, { IDX(backend), IDX(memory), IDX(threads), IDX(io), IDX(busy_poll_us) } },
 	{ "Limits", 6,
 		{ IDX(frame_bytes_max), IDX(connections_max), IDX(sessions_max), IDX(sequences_max),
@@ -46,6 +49,17 @@ static bool has_suffix(const char *text, const char *suffix)
 	return n_bytes >= n_suffix && strcmp(text + n_bytes - n_suffix, suffix) == 0;
 }
 
+static const char *text_word(const struct srv_option_row *row)
+{
+	if (row == &srv_option_rows[IDX(http)] || row == &srv_option_rows[IDX(metrics_listen)])
+		return "HOST:PORT";
+	if (has_suffix(row->name, "_name"))
+		return "NAME";
+	if (has_suffix(row->name, "_uids"))
+		return "NUMBERS";
+	return has_suffix(row->name, "_file") ? "FILE" : "SIZE";
+}
+
 static const char *value_word(const struct srv_option_row *row)
 {
 	if (row->kind == SRV_OPTION_BYTES)
@@ -55,9 +69,7 @@ static const char *value_word(const struct srv_option_row *row)
 	if (has_suffix(row->name, "_us"))
 		return "MICROSECONDS";
 	if (row->kind == SRV_OPTION_TEXT)
-		return row == &srv_option_rows[IDX(http)] ? "HOST:PORT"
-			: has_suffix(row->name, "_name")  ? "NAME"
-							  : "SIZE";
+		return text_word(row);
 	return "NUMBER";
 }
 

@@ -13,7 +13,7 @@
 
 enum MHD_Result srv_route_config(struct srv_http_request *request)
 {
-	json_t *json = srv_options_to_json(request->http->options);
+	json_t *json = srv_options_to_json(request->options);
 	const size_t n_bytes = json ? json_dumpb(json, NULL, 0, JSON_COMPACT) : 0;
 	char *bytes = n_bytes > 0 ? kv_alloc(n_bytes + 1, 1) : NULL;
 

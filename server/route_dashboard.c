@@ -45,6 +45,7 @@ static enum MHD_Result answer_file(struct srv_http_request *request, const char 
 	/* Never without its policy. */
 	if (result == MHD_YES)
 		result = MHD_queue_response(request->connection, MHD_HTTP_OK, response);
+	srv_http_count(request, MHD_HTTP_OK);
 	MHD_destroy_response(response);
 	return result;
 }

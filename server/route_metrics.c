@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "server/http_internal.h"
 #include "server/http_views.h"
 #include "server/options_internal.h"
 
@@ -161,6 +162,11 @@ static void add_gauges(const struct scrape *scrape)
 	single_ms(text, "self_test_age_seconds",
 		"age of the last known-answer decode that was right, +Inf before the first",
 		gauges->self_test_age_ms);
+	single(text, "config_reloads_total", "counter", "reloads of the configuration that took effect",
+		gauges->n_reloads);
+	single(text, "config_reload_failures_total", "counter",
+		"reloads that were refused; the configuration from before is in use",
+		gauges->n_reload_failures);
 	single(text, "connections", "gauge", "open connections", gauges->n_connections);
 	single(text, "sessions", "gauge", "open sessions", gauges->n_sessions);
 	single(text, "sequences", "gauge", "sequences over all pools", gauges->n_sequences);
@@ -344,4 +350,25 @@ void srv_view_metrics(
 	add_gauges(&scrape);
 	add_limits(&scrape, options);
 	add_pools(&scrape);
+}
+
+void srv_view_http_metrics(struct srv_http_counters *counters, struct srv_text *text)
+{
+	static const char *const classes[] = { "2xx", "3xx", "4xx", "5xx" };
+
+	single(text, "http_connections_total", "counter", "connections to the control API",
+		atomic_load(&counters->connections));
+	single(text, "http_connections_closed_slow_total", "counter",
+		"connections to the control API closed because a request did not come to its end",
+		atomic_load(&counters->connections_slow));
+	single(text, "http_requests_total", "counter", "requests to the control API that were begun",
+		atomic_load(&counters->requests));
+	family(text, "http_answers_total", "counter", "answers of the control API, by class of status");
+	for (size_t i = 0; i < KV_LENGTH(classes); i++)
+		sample(text, "http_answers_total", "class", classes[i],
+			atomic_load(&counters->answers[i + 2]));
+	family(text, "http_logins_refused_total", "counter",
+		"logins that failed, or were limited after failures");
+	sample(text, "http_logins_refused_total", "reason", "token", atomic_load(&counters->logins_failed));
+	sample(text, "http_logins_refused_total", "reason", "limit", atomic_load(&counters->logins_limited));
 }

@@ -30,6 +30,8 @@ enum kv_status srv_route_snapshot(
 	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
 enum kv_status srv_route_restore(
 	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
+enum kv_status srv_route_reload(
+	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
 
 /* UNAVAILABLE with a reason, or just a reason: not ready. Any other status speaks for itself. */
 enum MHD_Result srv_route_not_ready(struct srv_http_request *request, const struct srv_control *control);

@@ -115,6 +115,7 @@ enum kv_status srv_server_create(const struct srv_options *options, const struct
 	server->backend = seams->backend;
 	server->now_ns = server->started_ns = kv_clock_now_ns(seams->clock);
 	server->last_event_ns = server->now_ns;
+	srv_take_settings(server);
 	const enum kv_status status = build(server, err);
 
 	if (status != KV_OK) {
@@ -158,6 +159,7 @@ void srv_server_destroy(struct srv_server *server)
 	kv_domain_destroy(server->domain);
 	if (server->seams.backend)
 		server->backend->ops->destroy(server->backend);
+	srv_settings_put(server->settings);
 	kv_free(server);
 }
 
@@ -273,8 +275,25 @@ static void pass_time(struct srv_server *server)
 	srv_probe_turn(server);
 }
 
+/* A reload published new ones: from this turn on everything works with them. */
+void srv_take_settings(struct srv_server *server)
+{
+	struct srv_settings_box *box = server->seams.settings;
+
+	if (!box || atomic_load(&box->generation) == server->settings_generation)
+		return;
+	/* First the number: whoever publishes in between is seen next turn. */
+	server->settings_generation = atomic_load(&box->generation);
+	struct srv_settings *old = server->settings;
+
+	server->settings = srv_settings_get(box);
+	server->options = &server->settings->options;
+	srv_settings_put(old);
+}
+
 void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
 {
+	srv_take_settings(server);
 	take_events(server, timeout_ns);
 	srv_scheduler_reap(server);
 	take_control(server);

@@ -20,7 +20,8 @@
 
 struct srv_server;
 
-/* What the server runs on. All outlive it except backend, which it destroys. mailbox and pulse may be NULL.
+/* What the server runs on. All outlive it except backend, which it destroys. mailbox, pulse and settings may
+ * be NULL.
  */
 struct srv_seams {
 	struct kv_io *io;
@@ -29,6 +30,7 @@ struct srv_seams {
 	struct kv_backend *backend;
 	struct srv_mailbox *mailbox;
 	struct srv_pulse *pulse;
+	struct srv_settings_box *settings; /* (optional) tokens, and options that a reload replaces */
 	uint64_t arena_bytes;
 	const char *backend_reason, *io_reason;
 };

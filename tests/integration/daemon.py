@@ -26,7 +26,9 @@ PATIENCE_S = 60
 class Daemon:
     """with Daemon("--pool", DEMO) as daemon: ... ; stop() returns the exit code."""
 
-    def __init__(self, *args, folder=None, env=None):
+    def __init__(self, *args, folder=None, env=None, token=None, tls=None):
+        """token: of every request; tls: an ssl context, where the control API speaks HTTPS."""
+        self.token, self.tls = token, tls
         self.folder = pathlib.Path(folder or tempfile.mkdtemp(prefix="tqkv-test."))
         self.owns_folder = folder is None
         self.path = self.folder / "tqkvd.sock"
@@ -38,7 +40,7 @@ class Daemon:
         self.log_start = self.log_file.tell()
         self.process = subprocess.Popen([str(part) for part in command], stderr=self.log_file,
                                         stdout=self.log_file, stdin=subprocess.DEVNULL, env=env)
-        self.http = self._wait_for(r"control API on http://(\S+)")
+        self.http = self._wait_for(r"control API on https?://(\S+)")
         self.tcp = self._wait_for(r"listening on (tcp:\S+)")
         self.wait_ready()
 
@@ -70,9 +72,12 @@ class Daemon:
         headers = dict(headers or {})
         if data is not None:
             headers.setdefault("Content-Type", "application/json")
-        request = urllib.request.Request(f"http://{self.http}{path}", data=data, method=method, headers=headers)
+        if self.token:
+            headers.setdefault("Authorization", f"Bearer {self.token}")
+        scheme = "https" if self.tls else "http"
+        request = urllib.request.Request(f"{scheme}://{self.http}{path}", data=data, method=method, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S, context=self.tls) as reply:
                 status, text = reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read().decode()

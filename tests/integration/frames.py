@@ -37,8 +37,9 @@ def frame(opcode, op=b"", items=(), payload=b"", request_id=1, session=0, flags=
     return head + struct.pack("<I", crc32c(head) if crc is None else crc) + body
 
 
-def hello(proto_min=1, proto_max=1, boot_id_seen=0, name=b""):
-    return frame(HELLO, struct.pack("<HHHHQQQ", proto_min, proto_max, 0, len(name), 0, boot_id_seen, 0), payload=name)
+def hello(proto_min=1, proto_max=1, boot_id_seen=0, name=b"", token=b""):
+    op = struct.pack("<HHHHQQQ", proto_min, proto_max, len(token), len(name), 0, boot_id_seen, 0)
+    return frame(HELLO, op, payload=token + name)
 
 
 def open_session(pool, name=b"", reserve_blocks=0, lease_ms=0, tokens_max=0, request_id=1, flags=0):

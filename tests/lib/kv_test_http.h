@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/memory.h"
 #include "server/http_internal.h"
 #include "server/options.h"
 #include "tests/lib/kv_test.h"
@@ -48,6 +49,7 @@ struct kv_test_asked {
 
 struct kv_test_http {
 	struct srv_options options;
+	struct srv_settings_box settings; /* in use where there are tokens */
 	struct srv_mailbox mailbox;
 	struct srv_pulse pulse;
 	struct srv_http *http;
@@ -188,8 +190,40 @@ static inline void *kv_test_run_loop(void *cls)
 	return NULL;
 }
 
-/* http_text: the http option; the loop runs in ANSWER mode. */
-static inline void kv_test_http_begin(struct kv_test_http *test, const char *http_text, bool is_insecure)
+/* What the fake file system holds: tokens, under any name. */
+static const char *kv_test_tokens_text;
+
+static inline enum kv_status kv_test_read_tokens(
+	const char *path, uint64_t n_bytes_max, char **data, uint64_t *n_bytes, struct kv_error *err)
+{
+	(void)n_bytes_max;
+	if (!kv_test_tokens_text)
+		return kv_fail(err, KV_IO_ERROR, "%s: no such file", path);
+	*n_bytes = strlen(kv_test_tokens_text);
+	*data = kv_strndup(kv_test_tokens_text, strlen(kv_test_tokens_text));
+	return *data ? KV_OK : KV_NO_MEMORY;
+}
+
+static const struct kv_files kv_test_token_files = { kv_test_read_tokens };
+
+/* Published settings with these tokens, read again at a reload. */
+static inline void kv_test_http_make_settings(struct kv_test_http *test, const char *tokens)
+{
+	static char name[] = "tqkvd", flag[] = "--tokens-file=tokens", http[300];
+	static char *argv[] = { name, flag, http, NULL };
+	struct srv_options options;
+	struct kv_error error = { 0 };
+
+	kv_test_tokens_text = tokens;
+	snprintf(http, sizeof(http), "--http=%s", test->options.http);
+	ck_assert_int_eq(srv_options_parse(&options, 3, argv, &kv_test_token_files, &error), SRV_OPTIONS_RUN);
+	ck_assert_int_eq(
+		srv_settings_init(&test->settings, &options, 3, argv, &kv_test_token_files, &error), KV_OK);
+}
+
+/* http_text: the http option; tokens NULL: nobody needs one. The loop runs in ANSWER mode. */
+static inline void kv_test_http_begin_with(
+	struct kv_test_http *test, const char *http_text, bool is_insecure, const char *tokens)
 {
 	struct kv_error error;
 
@@ -198,9 +232,18 @@ static inline void kv_test_http_begin(struct kv_test_http *test, const char *htt
 	ck_assert_int_eq(srv_options_init(&test->options, &error), KV_OK);
 	snprintf(test->options.http, sizeof(test->options.http), "%s", http_text);
 	test->options.insecure = is_insecure;
+	if (tokens)
+		kv_test_http_make_settings(test, tokens);
 	ck_assert_int_eq(srv_mailbox_init(&test->mailbox, &error), KV_OK);
-	ck_assert_msg(srv_http_start(&test->options, &test->mailbox, &test->pulse, kv_clock_system(),
-			      &test->http, test->bound, sizeof(test->bound), &error) == KV_OK,
+	const struct srv_http_seams seams = {
+		.mailbox = &test->mailbox,
+		.pulse = &test->pulse,
+		.clock = kv_clock_system(),
+		.settings = tokens ? &test->settings : NULL,
+	};
+
+	ck_assert_msg(srv_http_start(&test->options, &seams, &test->http, test->bound, sizeof(test->bound),
+			      &error) == KV_OK,
 		"%s", error.msg);
 	const char *port = strrchr(test->bound, ':');
 
@@ -209,6 +252,11 @@ static inline void kv_test_http_begin(struct kv_test_http *test, const char *htt
 	ck_assert_uint_ne(test->port, 0);
 	ck_assert_int_eq(pthread_create(&test->loop, NULL, kv_test_run_loop, test), 0);
 	test->has_loop = true;
+}
+
+static inline void kv_test_http_begin(struct kv_test_http *test, const char *http_text, bool is_insecure)
+{
+	kv_test_http_begin_with(test, http_text, is_insecure, NULL);
 }
 
 /* Ends the loop before everything else. */
@@ -228,6 +276,7 @@ static inline void kv_test_http_end(struct kv_test_http *test)
 	srv_http_stop(test->http);
 	kv_test_http_end_loop(test);
 	srv_mailbox_finish(&test->mailbox);
+	srv_settings_finish(&test->settings);
 	srv_options_finish(&test->options);
 	pthread_mutex_destroy(&test->lock);
 }

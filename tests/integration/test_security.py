@@ -1,0 +1,448 @@
+"""Who may reach a real daemon: tokens on both ports, TLS, reload, the metrics address, slow peers."""
+
+import http.client
+import json
+import os
+import pathlib
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+import frames
+from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon
+
+DATA, READ, ADMIN = "data-token-0123456789", "read-token-0123456789", "admin-token-0123456789"
+TOKENS = f"# tokens of the test\ndata worker {DATA} tenant=77\nread grafana {READ}\nadmin ops {ADMIN}\n"
+UNAUTHENTICATED, FORBIDDEN = 200, 201
+
+
+def folder_with(test, **files):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="tqkv-test."))
+    test.addCleanup(shutil.rmtree, folder, True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+    return folder
+
+
+def run_tqkvd(*args, env=None):
+    return subprocess.run([BUILD / "server/tqkvd", *map(str, args)], capture_output=True, text=True, timeout=PATIENCE_S,
+                          env=env)
+
+
+def until(test, condition, what):
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        test.assertLess(time.monotonic(), end, what)
+        time.sleep(0.02)
+
+
+class Reach(unittest.TestCase):
+    def test_beyond_loopback_only_with_authentication(self):
+        """FAILURES W5: no login, no listener that others can reach, unless the operator insists."""
+        folder = folder_with(self, tokens=TOKENS)
+        for args in (["--listen", "tcp:0.0.0.0:0"], ["--http", "0.0.0.0:0"]):
+            done = run_tqkvd("--check-config", *args)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("nothing authenticates those who connect", done.stderr)
+            for allowed in (["--insecure"], ["--tokens-file", folder / "tokens"]):
+                done = run_tqkvd("--check-config", *args, *allowed)
+                self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_tokens_file_that_is_none_stops_the_start(self):
+        """And what stands in it is not repeated: it may be any file."""
+        folder = folder_with(self, tokens="s3cret not-a-token-file but-something-else\n", empty="# nothing\n")
+        for name, words in (("tokens", "line 1"), ("empty", "holds no token"), ("absent", "absent")):
+            done = run_tqkvd("--check-config", "--tokens-file", folder / name)
+            self.assertEqual(done.returncode, 2, name)
+            self.assertIn(words, done.stderr)
+            self.assertNotIn("s3cret", done.stderr)
+
+    def test_a_credential_of_the_service_manager(self):
+        folder = folder_with(self, tokens=TOKENS)
+        env = dict(os.environ, CREDENTIALS_DIRECTORY=str(folder))
+        self.assertEqual(run_tqkvd("--check-config", "--tokens-file", "credential:tokens", env=env).returncode, 0)
+        for bad in ("credential:", "credential:../tokens", "credential:absent"):
+            self.assertEqual(run_tqkvd("--check-config", "--tokens-file", bad, env=env).returncode, 2, bad)
+        env.pop("CREDENTIALS_DIRECTORY")
+        self.assertEqual(run_tqkvd("--check-config", "--tokens-file", "credential:tokens", env=env).returncode, 2)
+
+
+class Roles(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.files = tempfile.mkdtemp(prefix="tqkv-test.")
+        pathlib.Path(cls.files, "tokens").write_text(TOKENS)
+        cls.daemon = Daemon("--backend", "cpu", "--pool", EXACT, "--tokens-file", f"{cls.files}/tokens", token=ADMIN)
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.daemon.stop()
+        shutil.rmtree(cls.daemon.folder, ignore_errors=True)
+        shutil.rmtree(cls.files, ignore_errors=True)
+        assert code == 0, code
+
+    def ask(self, method, path, token, body=None):
+        return self.daemon.request(method, path, body, {"Authorization": f"Bearer {token}"} if token else {"X": "y"})[0]
+
+    def test_every_mutating_route_needs_admin(self):
+        """FAILURES W5: 401 without a token, 403 with the wrong role; nothing changes."""
+        document = {"paths": {"/v1/pools": {"post": 0}, "/v1/pools/{name}": {"delete": 0}, "/v1/drain": {"post": 0},
+                              "/v1/sessions/{id}": {"delete": 0}, "/v1/reload": {"post": 0}, "/v1/self-test": {"post": 0},
+                              "/v1/log-level": {"put": 0}}}
+        before = self.daemon.get("/v1/pools")
+        n = 0
+        for path, item in document["paths"].items():
+            for method in set(item) & {"post", "put", "delete"}:
+                if path == "/v1/plan":
+                    continue
+                real = path.replace("{id}", "00ab000000000001").replace("{name}", "exact").replace("{tenant}", "7")
+                body = None if method == "delete" else {}
+                self.daemon.token = None
+                try:
+                    self.assertEqual(self.daemon.request(method.upper(), real, body)[0], 401, (method, path))
+                finally:
+                    self.daemon.token = ADMIN
+                for token in (DATA, READ):
+                    self.assertEqual(self.ask(method.upper(), real, token, body), 403, (method, path))
+                n += 1
+        self.assertGreaterEqual(n, 7)
+        self.assertEqual(self.daemon.get("/v1/pools"), before)
+        self.assertEqual(self.daemon.request("GET", "/readyz")[0], 200)
+
+    def test_health_needs_no_token(self):
+        self.daemon.token = None
+        try:
+            for path in ("/livez", "/readyz", "/"):
+                self.assertEqual(self.daemon.request("GET", path)[0], 200, path)
+            self.assertEqual(self.daemon.request("GET", "/metrics")[0], 401)
+        finally:
+            self.daemon.token = ADMIN
+
+    def test_mutations_stand_in_the_log_with_name_and_result(self):
+        self.assertEqual(self.ask("PUT", "/v1/log-level", ADMIN, {"level": "debug"}), 200)
+        self.assertEqual(self.daemon.get("/v1/log-level"), {"level": "debug"})
+        self.assertEqual(self.ask("PUT", "/v1/log-level", ADMIN, {"level": "loud"}), 400)
+        self.assertEqual(self.ask("PUT", "/v1/log-level", ADMIN, {"level": "error"}), 200)
+        self.assertEqual(self.ask("DELETE", "/v1/pools/none", ADMIN), 404)
+        self.assertEqual(self.ask("PUT", "/v1/log-level", ADMIN, {"level": "info"}), 200)
+        log = self.daemon.log()
+        self.assertRegex(log, r"<5>audit PUT /v1/log-level by ops from 127\.0\.0\.1:\d+ status 200")
+        self.assertRegex(log, r"<5>audit PUT /v1/log-level by ops from 127\.0\.0\.1:\d+ status 400")
+        self.assertRegex(log, r"<5>audit DELETE /v1/pools/\{name\} none by ops from \S+ status 404")
+        for token in (DATA, READ, ADMIN):
+            self.assertNotIn(token, log)
+
+    def test_no_answer_holds_a_token(self):
+        for path in ("/v1/config", "/v1/info", "/metrics", "/v1/openapi.json", "/v1/connections"):
+            text = json.dumps(self.daemon.get(path))
+            for token in (DATA, READ, ADMIN):
+                self.assertNotIn(token, text)
+
+    def hello(self, addr, token=b""):
+        with frames.Raw(addr) as raw:
+            reply = raw.call(frames.hello(token=token))
+            return reply.status, raw.is_closed() if reply.status >= 100 else False
+
+    def test_the_data_port_asks_for_the_role(self):
+        refused = self.daemon.metrics()['tqkv_rejected_total{reason="UNAUTHENTICATED"}']
+        self.assertEqual(self.hello(self.daemon.tcp), (UNAUTHENTICATED, True))
+        self.assertEqual(self.hello(self.daemon.tcp, b"wrong-token-0123456789"), (UNAUTHENTICATED, True))
+        self.assertEqual(self.hello(self.daemon.tcp, READ.encode()), (FORBIDDEN, True))
+        self.assertEqual(self.hello(self.daemon.tcp, DATA.encode()), (0, False))
+        self.assertEqual(self.hello(self.daemon.tcp, ADMIN.encode()), (0, False))
+        # A Unix peer is known by its user id; a token that it gives must be right all the same.
+        self.assertEqual(self.hello(self.daemon.addr), (0, False))
+        self.assertEqual(self.hello(self.daemon.addr, b"wrong-token-0123456789"), (UNAUTHENTICATED, True))
+        after = self.daemon.metrics()
+        self.assertEqual(after['tqkv_rejected_total{reason="UNAUTHENTICATED"}'] - refused, 3)
+
+    def test_a_token_carries_its_tenant(self):
+        with frames.Raw(self.daemon.tcp) as raw:
+            raw.call(frames.hello(token=DATA.encode()))
+            raw.open(b"exact", name=b"of-77")
+            rows = self.daemon.get("/v1/sessions?tenant=77")["sessions"]
+            self.assertEqual([(row["name"], row["tenant"]) for row in rows], [("of-77", "77")])
+            self.assertEqual(self.daemon.get("/v1/sessions?tenant=78")["sessions"], [])
+
+    def test_failed_logins_are_limited(self):
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--tokens-file", f"{self.files}/tokens", token=ADMIN) as daemon:
+            for _ in range(10):
+                with frames.Raw(daemon.tcp) as raw:
+                    self.assertEqual(raw.call(frames.hello(token=b"wrong-token-0123456789")).status, UNAUTHENTICATED)
+            with frames.Raw(daemon.tcp) as raw:
+                self.assertEqual(raw.call(frames.hello(token=DATA.encode())).status, UNAUTHENTICATED)
+            with frames.Raw(daemon.addr) as raw:  # another peer
+                self.assertEqual(raw.call(frames.hello()).status, 0)
+            rows = daemon.metrics()
+            self.assertEqual((rows["tqkv_logins_failed_total"], rows["tqkv_logins_limited_total"]), (10, 1))
+
+    def test_user_ids_of_unix_peers(self):
+        for uids, status in ((f"{os.getuid()}", 0), (f"{os.getuid() + 1}", FORBIDDEN)):
+            with Daemon("--backend", "cpu", "--pool", EXACT, "--unix-uids", uids) as daemon:
+                self.assertEqual(self.hello(daemon.addr)[0], status)
+
+
+class Reload(unittest.TestCase):
+    def setUp(self):
+        self.files = folder_with(self, tokens=TOKENS)
+        self.config = self.files / "tqkvd.json"
+        self.write(io_timeout_ms=5000)
+        self.daemon = Daemon("--backend", "cpu", "--config", self.config, "--pool", EXACT, token=ADMIN)
+        self.addCleanup(self.daemon.__exit__, None)
+
+    def write(self, **members):
+        members = {"tokens_file": str(self.files / "tokens"), **members}
+        self.config.write_text(json.dumps(members))
+
+    def counts(self):
+        rows = self.daemon.metrics()
+        return rows["tqkv_config_reloads_total"], rows["tqkv_config_reload_failures_total"]
+
+    def test_it_takes_effect_as_a_whole(self):
+        self.write(io_timeout_ms=777, log_level="warning", large_slots=5)
+        status, answer = self.daemon.request("POST", "/v1/reload", {})
+        self.assertEqual(status, 200)
+        self.assertEqual(sorted(answer["changed"]), ["io_timeout_ms", "log_level"])
+        self.assertEqual(answer["needs_restart"], ["large_slots"])
+        config = self.daemon.get("/v1/config")
+        self.assertEqual((config["io_timeout_ms"], config["log_level"], config["large_slots"]), (777, "warning", 16))
+        self.assertEqual(self.daemon.get("/v1/log-level"), {"level": "warning"})
+        self.assertEqual(self.daemon.metrics()['tqkv_limit{option="io_timeout_ms"}'], 777)
+        # The loop works with it: a peer that stalls inside a frame is gone after 777 ms, not after 5 s.
+        with frames.Raw(self.daemon.addr) as raw:
+            raw.hello()
+            raw.send(frames.frame(frames.PING)[:30])
+            started = time.monotonic()
+            self.assertTrue(raw.is_closed())
+            self.assertLess(time.monotonic() - started, 4.5)
+
+    def test_an_invalid_file_leaves_the_old(self):
+        """FAILURES M10: by signal and by request; the failure is counted, and the daemon goes on."""
+        before = self.daemon.get("/v1/config")
+        for i, text in enumerate(["{", '{"io_timeout_ms": 1}', '{"no_such": 1}', '{"io_timeout_ms": 99, "listen": ["x"]}',
+                                  json.dumps({"tokens_file": str(self.files / "absent"), "io_timeout_ms": 99})]):
+            self.config.write_text(text)
+            status, problem = self.daemon.request("POST", "/v1/reload", {})
+            self.assertEqual((status, problem["code"]), (400, "BAD_CONFIG"), text)
+            self.assertEqual(self.counts(), (0, i + 1))
+        self.daemon.process.send_signal(signal.SIGHUP)
+        until(self, lambda: self.counts() == (0, 6), "the signal's reload is not counted")
+        self.assertEqual(self.daemon.get("/v1/config"), before)
+        self.assertIn("reload refused, the old configuration stays", self.daemon.log())
+        self.assertEqual(self.daemon.request("GET", "/readyz")[0], 200)
+
+    def test_authentication_is_not_ended_by_a_reload(self):
+        self.config.write_text("{}")
+        status, problem = self.daemon.request("POST", "/v1/reload", {})
+        self.assertEqual(status, 400)
+        self.assertIn("does not end authentication", problem["detail"])
+
+    def test_the_signal_rotates_tokens(self):
+        (self.files / "tokens").write_text(TOKENS.replace(ADMIN, "next-" + ADMIN).replace(DATA, "next-" + DATA))
+        self.daemon.process.send_signal(signal.SIGHUP)
+        until(self, lambda: self.daemon.request("GET", "/v1/info")[0] == 401, "the old token is still known")
+        self.daemon.token = "next-" + ADMIN
+        until(self, lambda: self.counts() == (1, 0), "the reload is not counted")
+        with frames.Raw(self.daemon.tcp) as raw:
+            self.assertEqual(raw.call(frames.hello(token=DATA.encode())).status, UNAUTHENTICATED)
+        with frames.Raw(self.daemon.tcp) as raw:
+            self.assertEqual(raw.call(frames.hello(token=b"next-" + DATA.encode())).status, 0)
+
+    def test_the_service_manager_hears_of_it(self):
+        with tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+            manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            manager.bind(f"{folder}/notify")
+            manager.settimeout(PATIENCE_S)
+            env = dict(os.environ, NOTIFY_SOCKET=f"{folder}/notify")
+            with Daemon("--backend", "cpu", "--pool", EXACT, env=env) as daemon:
+                self.assertEqual(manager.recv(100), b"READY=1")
+                daemon.process.send_signal(signal.SIGHUP)
+                self.assertRegex(manager.recv(100), rb"RELOADING=1\nMONOTONIC_USEC=\d+")
+                self.assertEqual(manager.recv(100), b"READY=1")
+                daemon.stop()
+                self.assertEqual(manager.recv(100), b"STOPPING=1")
+            manager.close()
+
+
+def make_certificates(folder):
+    """An authority, a server and a client of it; another authority with a client; an expired client."""
+    def openssl(*args):
+        subprocess.run(["openssl", *map(str, args)], check=True, capture_output=True, cwd=folder)
+
+    for authority in ("ca", "other"):
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-keyout",
+                f"{authority}.key", "-out", f"{authority}.pem", "-subj", f"/CN={authority}")
+    (folder / "san").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name, authority in (("server", "ca"), ("client", "ca"), ("stranger", "other"), ("expired", "ca")):
+        openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{name}.key", "-out",
+                f"{name}.csr", "-subj", f"/CN={name}")
+        days = "-1" if name == "expired" else "2"
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem", "-CAkey", f"{authority}.key",
+                "-CAcreateserial", "-days", days, "-out", f"{name}.pem", "-extfile", "san")
+
+
+class Tls(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="tqkv-test."))
+        make_certificates(cls.folder)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder, ignore_errors=True)
+
+    def options(self, *more):
+        return ["--backend", "cpu", "--pool", EXACT, "--http-certificate-file", self.folder / "server.pem",
+                "--http-key-file", self.folder / "server.key", *more]
+
+    def context(self, authority="ca", client=None):
+        context = ssl.create_default_context(cafile=self.folder / f"{authority}.pem")
+        if client:
+            context.load_cert_chain(self.folder / f"{client}.pem", self.folder / f"{client}.key")
+        return context
+
+    def fails(self, daemon, context):
+        """The handshake ends with an error that both sides know of, and the next client is served."""
+        with self.assertRaises((ssl.SSLError, urllib.error.URLError, OSError)):
+            urllib.request.urlopen(f"https://{daemon.http}/livez", timeout=PATIENCE_S, context=context).read()
+
+    def test_https(self):
+        """FAILURES W6: TLS 1.3 and nothing older; a wrong authority and plain HTTP fail cleanly."""
+        with Daemon(*self.options(), tls=self.context()) as daemon:
+            self.assertEqual(daemon.request("GET", "/v1/info")[0], 200)
+            self.fails(daemon, self.context("other"))
+            old = self.context()
+            old.maximum_version = ssl.TLSVersion.TLSv1_2
+            self.fails(daemon, old)
+            with self.assertRaises((urllib.error.URLError, OSError, http.client.HTTPException)):
+                urllib.request.urlopen(f"http://{daemon.http}/livez", timeout=PATIENCE_S).read()
+            # No server name: an address has none, and the certificate is given all the same.
+            bare = self.context()
+            bare.check_hostname = False
+            host, port = daemon.http.rsplit(":", 1)
+            with socket.create_connection((host, int(port)), PATIENCE_S) as plain, bare.wrap_socket(plain) as tls:
+                self.assertEqual(tls.version(), "TLSv1.3")
+            self.assertEqual(daemon.request("GET", "/livez")[0], 200)
+
+    def test_client_certificates(self):
+        with Daemon(*self.options("--http-client-ca-file", self.folder / "ca.pem"),
+                    tls=self.context(client="client")) as daemon:
+            self.assertEqual(daemon.request("GET", "/v1/info")[0], 200)
+            self.assertEqual(daemon.request("PUT", "/v1/log-level", {"level": "info"})[0], 200)
+            for client in (None, "stranger", "expired"):
+                self.fails(daemon, self.context(client=client))
+            self.assertEqual(daemon.request("GET", "/livez")[0], 200)
+
+    def test_files_that_do_not_fit_stop_the_start(self):
+        for args in (["--http-certificate-file", self.folder / "server.pem"],
+                     ["--http-client-ca-file", self.folder / "ca.pem"]):
+            self.assertEqual(run_tqkvd("--check-config", *args).returncode, 2)
+        done = run_tqkvd("--listen", f"unix:{self.folder}/s", "--memory", "16MiB", "--backend", "cpu", "--http", "127.0.0.1:0",
+                         "--http-certificate-file", self.folder / "server.pem", "--http-key-file", self.folder / "san")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("http_key_file", done.stderr)
+
+
+class Metrics(unittest.TestCase):
+    def test_an_address_for_metrics_alone(self):
+        """FAILURES M3: reachable under any name, read-only, without login; everything else stays where it was."""
+        files = folder_with(self, tokens=TOKENS)
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--tokens-file", files / "tokens", "--metrics-listen",
+                    "0.0.0.0:0", token=ADMIN) as daemon:
+            address = daemon._wait_for(r"metrics on http://\S+:(\d+)")
+
+            def ask(path, method="GET", host="prometheus.example"):
+                connection = http.client.HTTPConnection("127.0.0.1", int(address), timeout=PATIENCE_S)
+                connection.request(method, path, headers={"Host": host, "Content-Type": "application/json"},
+                                   body=b"{}" if method == "POST" else None)
+                reply = connection.getresponse()
+                text = reply.read().decode()
+                connection.close()
+                return reply.status, text
+
+            status, text = ask("/metrics")
+            self.assertEqual(status, 200)
+            self.assertIn("tqkv_build_info", text)
+            for path in ("/livez", "/readyz", "/readyz?deep=1"):
+                self.assertEqual(ask(path)[0], 200, path)
+            for path in ("/v1/info", "/v1/sessions", "/v1/config", "/", "/v1/openapi.json"):
+                self.assertEqual(ask(path)[0], 404, path)
+            for path in ("/v1/drain", "/v1/reload", "/v1/pools"):
+                self.assertEqual(ask(path, "POST")[0], 404, path)
+            self.assertEqual(daemon.request("GET", "/readyz")[0], 200)
+
+
+class SlowPeers(unittest.TestCase):
+    N = int(os.environ.get("TQKV_SLOW_PEERS", "2000"))
+
+    def test_peers_that_trickle_keep_no_place(self):
+        """Thousands of requests that never end, on both ports: rows and operators are served all the same."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 3 * self.N)), hard))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--io-timeout-ms", "60000", "--hello-timeout-ms", "60000") as daemon:
+            raw = frames.Raw(daemon.addr)
+            self.addCleanup(raw.close)
+            raw.hello()
+            session = raw.open(b"exact")
+            slow = [self.trickle(daemon, i) for i in range(self.N)]
+            self.addCleanup(lambda: [one.close() for one in slow])
+            row = struct.pack("<64f", *[0.25] * 64)
+            worst = 0.0
+            for position in range(50):
+                started = time.monotonic()
+                reply = raw.call(frames.rows(frames.APPEND, session, [(1, position, 1, 0, int(position == 0))], n_layers=2,
+                                             k=row * 2, v=row * 2))
+                worst = max(worst, time.monotonic() - started)
+                self.assertEqual(reply.item_statuses(), [0])
+            print(f"slowest append beside {self.N} slow peers: {worst * 1000:.1f} ms")
+            # The control API: its places come free within seconds, so that an operator gets through.
+            until(self, lambda: self.answers(daemon), "no place for an operator")
+            self.assertGreater(daemon.metrics()["tqkv_http_connections_closed_slow_total"], 0)
+
+    def trickle(self, daemon, i):
+        """A request that stops in its middle: HTTP, or a frame over TCP or the Unix socket."""
+        if i % 3 == 0:
+            host, port = daemon.http.rsplit(":", 1)
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex((host, int(port)))
+            selector = selectors.DefaultSelector()
+            selector.register(one, selectors.EVENT_WRITE)
+            selector.select(0.05)
+            selector.close()
+            try:
+                one.send(b"GET /v1/info HTTP/1.1\r\nHost: local")
+            except OSError:
+                pass  # the backlog is full: it waits to be accepted
+            return one
+        half = frames.frame(frames.HELLO, b"")[:40]
+        if i % 3 == 1:
+            host, port = daemon.tcp[4:].rsplit(":", 1)
+            one = socket.create_connection((host, int(port)))
+        else:
+            one = socket.socket(socket.AF_UNIX)
+            one.connect(str(daemon.path))
+        one.sendall(half)
+        return one
+
+    def answers(self, daemon):
+        try:
+            return daemon.request("GET", "/livez")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+if __name__ == "__main__":
+    unittest.main()
