@@ -10,6 +10,38 @@
 #include "server/checkpoint.h"
 #include "server/internal.h"
 
+static void add_format(struct srv_pool_row *row, const struct kv_row_codec *codec, bool is_v, uint64_t n_rows,
+	uint32_t head_dim)
+{
+	struct srv_format_row *found = NULL;
+
+	for (uint32_t i = 0; i < row->n_formats && !found; i++)
+		if (row->formats[i].is_v == is_v && row->formats[i].name == codec->format->name)
+			found = &row->formats[i];
+	if (!found && row->n_formats == SRV_POOL_FORMATS_MAX)
+		return;
+	if (!found) {
+		found = &row->formats[row->n_formats++];
+		*found = (struct srv_format_row){ .name = codec->format->name, .is_v = is_v };
+	}
+	found->n_layers++;
+	found->n_rows += n_rows;
+	found->stored_bytes += n_rows * codec->row_bytes;
+	found->dense_equivalent_bytes += n_rows * kv_row_dense_bytes(head_dim);
+}
+
+static void fill_formats(const struct kv_pool *pool, struct srv_pool_row *row)
+{
+	const struct kv_pool_spec *spec = pool->spec;
+
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		const uint64_t n_rows = pool->layer_tokens[l] * spec->kv_heads;
+
+		add_format(row, spec->layers[l].k, false, n_rows, spec->k_head_dim);
+		add_format(row, spec->layers[l].v, true, n_rows, spec->v_head_dim);
+	}
+}
+
 static void fill_pool(const struct kv_pool *pool, struct srv_pool_row *row)
 {
 	const struct kv_pool_spec *spec = pool->spec;
@@ -36,6 +68,8 @@ static void fill_pool(const struct kv_pool *pool, struct srv_pool_row *row)
 		row->block_bytes[g] = spec->token_bytes[g] * spec->block_size;
 	}
 	kv_report_pool(pool, &row->memory);
+	row->used_bytes = row->memory.stored_bytes + row->memory.workspace_bytes - row->memory.shared_bytes;
+	fill_formats(pool, row);
 }
 
 static void answer_pools(struct srv_server *server, struct srv_control *control)

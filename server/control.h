@@ -64,6 +64,15 @@ struct srv_session_key {
 	uint32_t slot_idx;
 };
 
+/* Rows of one format in a pool, K or V. The exact window's rows are not among them. */
+struct srv_format_row {
+	const char *name; /* static text */
+	bool is_v;
+	uint32_t n_layers;
+	uint64_t n_rows, stored_bytes, dense_equivalent_bytes;
+};
+#define SRV_POOL_FORMATS_MAX 16u
+
 struct srv_pool_row {
 	char name[KV_POOL_NAME_BYTES_MAX + 1];
 	char k_format[32], v_format[32]; /* "mixed" where layers differ */
@@ -74,6 +83,9 @@ struct srv_pool_row {
 	struct kv_block_counts blocks[KV_TABLES_MAX];
 	uint64_t block_bytes[KV_TABLES_MAX]; /* of one block, all its layers */
 	struct kv_memory_report memory;
+	uint64_t used_bytes; /* of all blocks that are not free */
+	struct srv_format_row formats[SRV_POOL_FORMATS_MAX];
+	uint32_t n_formats; /* formats beyond the room are left out */
 };
 
 struct srv_session_row {

@@ -126,9 +126,9 @@ static enum MHD_Result read_param(void *cls, enum MHD_ValueKind kind, const char
 /* What only the whole can tell: a list's cursor belongs to its order. */
 static void check_params(struct params *params)
 {
-	if (params->is_bad || !params->seen[PARAM_CURSOR])
-		return;
-	if (params->seen[PARAM_SORT] == params->has_cursor_key || params->values[PARAM_CURSOR] == 0)
+	const bool is_first = !params->has_cursor_key && params->values[PARAM_CURSOR] == 0;
+
+	if (params->is_bad || is_first || params->seen[PARAM_SORT] == params->has_cursor_key)
 		return;
 	params->is_bad = true;
 	(void)kv_fail(&params->error, KV_BAD_ARG, "parameter cursor: it comes from a list in another order");

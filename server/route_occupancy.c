@@ -1,6 +1,36 @@
 /* GET /v1/occupancy: what takes the memory, by state and by kind. */
 #include "server/http_views.h"
 
+/*
+ * What sequences see against what lies there: shared blocks count once for every sequence in the first, and
+ * once in the second, which also holds the unused rest of each sequence's last block.
+ */
+static void add_use(struct srv_text *text, const struct kv_memory_report *memory, uint64_t used_bytes)
+{
+	srv_text_u64(text, "logical_bytes", memory->stored_bytes);
+	srv_text_u64(text, "used_bytes", used_bytes);
+	srv_text_ratio(text, "effective_compression",
+		used_bytes > 0 ? (double)memory->dense_equivalent_bytes / (double)used_bytes : 0.0);
+}
+
+static void add_formats(struct srv_text *text, const struct srv_pool_row *pool)
+{
+	srv_text_open(text, "formats", '[');
+	for (uint32_t i = 0; i < pool->n_formats; i++) {
+		const struct srv_format_row *format = &pool->formats[i];
+
+		srv_text_open(text, NULL, '{');
+		srv_text_string(text, "format", format->name);
+		srv_text_string(text, "rows_of", format->is_v ? "v" : "k");
+		srv_text_u64(text, "n_layers", format->n_layers);
+		srv_text_u64(text, "n_rows", format->n_rows);
+		srv_text_u64(text, "stored_bytes", format->stored_bytes);
+		srv_text_u64(text, "dense_equivalent_bytes", format->dense_equivalent_bytes);
+		srv_text_close(text, '}');
+	}
+	srv_text_close(text, ']');
+}
+
 static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row *pool)
 {
 	const struct kv_block_counts blocks = srv_view_pool_blocks(pool);
@@ -25,6 +55,8 @@ static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row 
 		srv_view_blocks(text, &pool->blocks[pool->n_groups]);
 		srv_text_close(text, '}');
 	}
+	add_formats(text, pool);
+	add_use(text, &pool->memory, pool->used_bytes);
 	srv_view_report(text, &pool->memory, SRV_REPORT_POOL);
 	srv_text_close(text, '}');
 }
@@ -33,7 +65,7 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 {
 	struct kv_block_counts blocks = { 0 };
 	struct kv_memory_report memory = { 0 };
-	uint64_t n_sessions = 0, n_sequences = 0;
+	uint64_t n_sessions = 0, n_sequences = 0, used_bytes = 0;
 
 	srv_text_open(text, NULL, '{');
 	srv_text_open(text, "pools", '[');
@@ -46,6 +78,7 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 		srv_view_sum_reports(&memory, &pool->memory);
 		n_sessions += pool->n_sessions;
 		n_sequences += pool->n_sequences;
+		used_bytes += pool->used_bytes;
 	}
 	srv_text_close(text, ']');
 	srv_text_open(text, "totals", '{');
@@ -53,7 +86,13 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 	srv_text_u64(text, "n_sessions", n_sessions);
 	srv_text_u64(text, "n_sequences", n_sequences);
 	srv_view_blocks(text, &blocks);
+	add_use(text, &memory, used_bytes);
 	srv_view_report(text, &memory, SRV_REPORT_POOL);
+	srv_text_close(text, '}');
+	srv_text_open(text, "device", '{');
+	srv_text_string(text, "backend", control->info.backend);
+	srv_text_string(text, "name", control->info.device.device);
+	srv_text_u64(text, "used_bytes", used_bytes);
 	srv_text_close(text, '}');
 	srv_text_open(text, "arena", '{');
 	srv_text_u64(text, "total_bytes", control->gauges.arena_bytes);

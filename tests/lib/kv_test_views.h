@@ -76,6 +76,13 @@ static inline void fill_pool(struct srv_pool_row *pool, const char *name)
 	pool->block_bytes[0] = 4096;
 	pool->block_bytes[1] = 8192;
 	pool->memory = report;
+	pool->used_bytes = 2254;
+	pool->formats[0] = (struct srv_format_row){ .name = "tq4",
+		.n_layers = 30,
+		.n_rows = 1920,
+		.stored_bytes = 1000,
+		.dense_equivalent_bytes = 4000 };
+	pool->n_formats = 1;
 }
 
 #endif

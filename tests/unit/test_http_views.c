@@ -112,10 +112,14 @@ END_TEST
 #define BLOCKS_SUM                                                                                     \
 	"\"blocks\":{\"total\":30,\"free\":22,\"reserved\":3,\"owned\":2,\"shared\":1,\"draining\":2," \
 	"\"used_max\":8}"
-#define OCCUPANCY(name)                                                                                      \
-	"{\"name\":\"" name "\",\"arena_bytes\":1048576,\"n_sessions\":2,\"n_sequences\":5," BLOCKS_SUM      \
-	",\"groups\":[{\"block_bytes\":4096," BLOCKS_0 "},{\"block_bytes\":8192," BLOCKS_1 "}]," REPORT_POOL \
-	"}"
+#define FORMATS                                                                                        \
+	"\"formats\":[{\"format\":\"tq4\",\"rows_of\":\"k\",\"n_layers\":30,\"n_rows\":1920,\"stored_" \
+	"bytes\":1000,"                                                                                \
+	"\"dense_equivalent_bytes\":4000}],"
+#define OCCUPANCY(name)                                                                                  \
+	"{\"name\":\"" name "\",\"arena_bytes\":1048576,\"n_sessions\":2,\"n_sequences\":5," BLOCKS_SUM  \
+	",\"groups\":[{\"block_bytes\":4096," BLOCKS_0 "},{\"block_bytes\":8192," BLOCKS_1 "}]," FORMATS \
+	"\"logical_bytes\":1127,\"used_bytes\":2254,\"effective_compression\":2," REPORT_POOL "}"
 
 /* Block states are disjoint and add up; bytes are those of the memory report; totals are sums over the pools.
  */
@@ -126,17 +130,21 @@ START_TEST(test_http_views_occupancy)
 	control->gauges.arena_used_bytes = 2097152;
 	fill_pool(&control->rows.pools[0], "a");
 	fill_pool(&control->rows.pools[1], "b");
+	control->info.backend = "cpu";
+	strcpy(control->info.device.device, "CPU");
 	srv_view_occupancy(control, &text);
 	assert_json("{\"pools\":[" OCCUPANCY("a") "," OCCUPANCY(
 		"b") "],\"totals\":{\"n_pools\":2,\"n_sessions\":4,"
 		     "\"n_sequences\":10,\"blocks\":{\"total\":60,\"free\":44,\"reserved\":6,\"owned\":4,"
 		     "\"shared\":2,"
-		     "\"draining\":4,\"used_max\":16},\"memory\":{\"n_tokens\":128,\"dense_equivalent_"
+		     "\"draining\":4,\"used_max\":16},\"logical_bytes\":2254,\"used_bytes\":4508,"
+		     "\"effective_compression\":2,\"memory\":{\"n_tokens\":128,\"dense_equivalent_"
 		     "bytes\":9016,"
 		     "\"stored_bytes\":2254,\"compression\":4,\"payload_bytes\":2000,\"norms_bytes\":200,"
 		     "\"scales_bytes\":40,\"zeros_bytes\":6,\"exact_bytes\":8,\"tables_bytes\":512,"
 		     "\"reserved_bytes\":1024,\"codebooks_bytes\":128,\"rotation_bytes\":32768,"
 		     "\"workspace_bytes\":18,\"shared_bytes\":10,\"free_bytes\":4096}},"
+		     "\"device\":{\"backend\":\"cpu\",\"name\":\"CPU\",\"used_bytes\":4508},"
 		     "\"arena\":{\"total_bytes\":4194304,\"used_bytes\":2097152,\"free_bytes\":2097152}}");
 }
 END_TEST
@@ -147,14 +155,15 @@ START_TEST(test_http_views_occupancy_empty)
 	srv_view_occupancy(control, &text);
 	assert_json("{\"pools\":[],\"totals\":{\"n_pools\":0,\"n_sessions\":0,\"n_sequences\":0,\"blocks\":{"
 		    "\"total\":0,\"free\":0,\"reserved\":0,\"owned\":0,\"shared\":0,\"draining\":0,\"used_"
-		    "max\":0},"
+		    "max\":0},\"logical_bytes\":0,\"used_bytes\":0,\"effective_compression\":0,"
 		    "\"memory\":{\"n_tokens\":0,\"dense_equivalent_bytes\":0,\"stored_bytes\":0,"
 		    "\"compression\":0,"
 		    "\"payload_bytes\":0,\"norms_bytes\":0,\"scales_bytes\":0,\"zeros_bytes\":0,\"exact_"
 		    "bytes\":0,"
 		    "\"tables_bytes\":0,\"reserved_bytes\":0,\"codebooks_bytes\":0,\"rotation_bytes\":0,"
 		    "\"workspace_bytes\":0,\"shared_bytes\":0,\"free_bytes\":0}},"
-		    "\"arena\":{\"total_bytes\":0,\"used_bytes\":0,\"free_bytes\":0}}");
+		    "\"device\":{\"backend\":null,\"name\":\"\",\"used_bytes\":0},\"arena\":{\"total_bytes\":"
+		    "0,\"used_bytes\":0,\"free_bytes\":0}}");
 }
 END_TEST
 

@@ -1,0 +1,230 @@
+"""The description of the control API that the daemon serves: valid, and true of every answer of a real daemon."""
+
+import json
+import os
+import re
+import shutil
+import struct
+import tempfile
+import time
+import unittest
+
+import frames
+from daemon import EXACT, Daemon
+
+try:
+    from jsonschema import Draft202012Validator
+    from jsonschema import RefResolver
+except ImportError:  # Debian: python3-jsonschema
+    Draft202012Validator = None
+try:
+    from openapi_spec_validator import OpenAPIV31SpecValidator
+except ImportError:  # Debian's is older than OpenAPI 3.1; PyPI has it
+    OpenAPIV31SpecValidator = None
+
+PLAN = {"pool": {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "preset": "4bit"}, "context_tokens": 1000,
+        "sessions": 3}
+EXTRA = {"name": "extra", "layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "k": "bf16", "v": "f32",
+         "block_size": 16, "blocks": 8}
+
+
+@unittest.skipUnless(Draft202012Validator, "python3-jsonschema is not installed")
+class Described(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="tqkv-test.")
+        cls.daemon = Daemon("--backend", "cpu", "--pool", EXACT, "--snapshot-dir", cls.folder)
+        cls.document = cls.daemon.get("/v1/openapi.json")
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.daemon.stop()
+        shutil.rmtree(cls.daemon.folder, ignore_errors=True)
+        shutil.rmtree(cls.folder, ignore_errors=True)
+        assert code == 0, code
+
+    def setUp(self):
+        raw = frames.Raw(self.daemon.addr)
+        self.addCleanup(raw.close)
+        raw.hello()
+        self.session = raw.open(b"exact", name=b"described", reserve_blocks=2, lease_ms=60000)
+        self.addCleanup(lambda: raw.call(frames.frame(frames.CLOSE, session=self.session)))
+        row = struct.pack("<64f", *[0.5] * 64)
+        self.assertEqual(raw.call(frames.rows(frames.APPEND, self.session, [(5, 0, 20, 0, 1)], n_layers=2, k=row * 40,
+                                              v=row * 40)).item_statuses(), [0])
+
+    def test_the_document_is_valid(self):
+        self.assertEqual(self.document["openapi"], "3.1.0")
+        for name, schema in self.document["components"]["schemas"].items():
+            Draft202012Validator.check_schema(schema)
+        if OpenAPIV31SpecValidator:
+            OpenAPIV31SpecValidator(self.document).validate()
+        used = set(re.findall(r'"#/components/([a-zA-Z]+/[A-Za-z]+)"', json.dumps(self.document)))
+        have = {f"{kind}/{name}" for kind in ("schemas", "responses", "parameters")
+                for name in self.document["components"][kind]}
+        self.assertEqual(used, have)
+
+    def look_up(self, node):
+        while "$ref" in node:
+            target = self.document
+            for part in node["$ref"][2:].split("/"):
+                target = target[part]
+            node = target
+        return node
+
+    def check(self, method, path, pattern, body=None, expected=None):
+        """One real answer against what the document says of this route and status."""
+        status, answer = self.daemon.request(method.upper(), path, body)
+        operation = self.document["paths"][pattern][method]
+        if expected is not None:
+            self.assertEqual(status, expected, (method, path, answer))
+        responses = operation["responses"]
+        response = self.look_up(responses[str(status)] if str(status) in responses else responses["default"])
+        if "content" not in response:
+            self.assertEqual(answer, "")
+            return answer
+        kind, media = next(iter(response["content"].items()))
+        if kind.endswith("json"):
+            resolver = RefResolver("", self.document)
+            errors = list(Draft202012Validator(media["schema"], resolver=resolver).iter_errors(answer))
+            self.assertEqual([(list(error.absolute_path), error.message) for error in errors], [], (method, path))
+        if body is not None and "requestBody" in operation and status < 400:
+            schema = self.look_up(operation["requestBody"]["content"]["application/json"]["schema"])
+            Draft202012Validator(schema, resolver=RefResolver("", self.document)).validate(body)
+        return answer
+
+    def test_every_route_answers_as_described(self):
+        one = f"/v1/sessions/{self.session:016x}"
+        calls = [
+            ("get", "/", "/"), ("get", "/dashboard.css", "/dashboard.css"), ("get", "/dashboard.js", "/dashboard.js"),
+            ("get", "/livez", "/livez"), ("get", "/readyz", "/readyz"), ("get", "/readyz?deep=1", "/readyz"),
+            ("get", "/metrics", "/metrics"), ("get", "/v1/openapi.json", "/v1/openapi.json"),
+            ("get", "/v1/info", "/v1/info"), ("get", "/v1/config", "/v1/config"),
+            ("get", "/v1/log-level", "/v1/log-level"), ("put", "/v1/log-level", "/v1/log-level", {"level": "info"}),
+            ("get", "/v1/occupancy", "/v1/occupancy"), ("get", "/v1/pools", "/v1/pools"),
+            ("post", "/v1/pools", "/v1/pools", EXTRA, 201), ("get", "/v1/pools/extra", "/v1/pools/{name}"),
+            ("delete", "/v1/pools/extra", "/v1/pools/{name}", None, 204),
+            ("get", "/v1/sessions", "/v1/sessions"), ("get", "/v1/sessions?sort=bytes&limit=1", "/v1/sessions"),
+            ("get", one, "/v1/sessions/{id}"), ("get", f"{one}/sequences/5", "/v1/sessions/{id}/sequences/{sequence}"),
+            ("get", "/v1/connections", "/v1/connections"), ("post", "/v1/plan", "/v1/plan", PLAN),
+            ("post", "/v1/self-test", "/v1/self-test", {}), ("get", "/v1/audit", "/v1/audit"),
+            ("get", "/v1/snapshot", "/v1/snapshot"), ("post", "/v1/snapshot", "/v1/snapshot", {"name": "one"}, 202),
+            ("post", "/v1/restore", "/v1/restore", {"name": "absent"}, 202),
+            ("post", "/v1/reload", "/v1/reload", {}),
+        ]
+        for method, path, pattern, *rest in calls:
+            with self.subTest(method=method, path=path):
+                self.check(method, path, pattern, rest[0] if rest else None, rest[1] if len(rest) > 1 else 200)
+            while self.daemon.get("/v1/snapshot")["state"] == "running":
+                time.sleep(0.01)
+        # What changes who is there comes last.
+        self.check("delete", one, "/v1/sessions/{id}", None, 204)
+        self.assertNotIn(f"{self.session:016x}", [row["id"] for row in self.daemon.get("/v1/sessions")["sessions"]])
+        asked = {(pattern, method) for method, _, pattern, *_ in calls} | {("/v1/sessions/{id}", "delete"),
+                                                                           ("/v1/drain", "post")}
+        self.assertEqual(asked, {(path, method) for path, item in self.document["paths"].items() for method in item})
+
+    def test_refusals_are_problems(self):
+        for method, path, pattern, body, status in [
+            ("get", "/v1/sessions/1", "/v1/sessions/{id}", None, 400),
+            ("get", "/v1/pools/none", "/v1/pools/{name}", None, 404),
+            ("post", "/v1/pools", "/v1/pools", {"name": "x"}, 400),
+            ("post", "/v1/plan", "/v1/plan", {"pool": 7}, 400),
+            ("put", "/v1/log-level", "/v1/log-level", {"level": "loud"}, 400),
+            ("delete", "/v1/sessions/00ab000000000001", "/v1/sessions/{id}", None, None),
+            ("get", f"/v1/sessions/{self.session:016x}/sequences/6", "/v1/sessions/{id}/sequences/{sequence}", None, 404),
+            ("get", f"/v1/sessions/{self.session:016x}/sequences/5?group=3", "/v1/sessions/{id}/sequences/{sequence}", None,
+             404),
+            ("get", "/v1/sessions?sort=name", "/v1/sessions", None, 400),
+            ("get", "/v1/sessions?cursor=7.5", "/v1/sessions", None, 400),
+        ]:
+            with self.subTest(method=method, path=path):
+                answer = self.check(method, path, pattern, body, status)
+                self.assertEqual(sorted(answer), ["code", "detail", "status", "title", "type"])
+
+    def test_the_last_route_is_drain(self):
+        with Daemon("--backend", "cpu", "--pool", EXACT) as daemon:
+            status, answer = daemon.request("POST", "/v1/drain", {})
+            self.assertEqual((status, answer["status"]), (202, "draining"))
+            schema = self.document["components"]["schemas"]["Drain"]
+            Draft202012Validator(schema).validate(answer)
+            self.assertEqual(daemon.process.wait(60), 0)
+            daemon.stop()
+
+
+class Numbers(unittest.TestCase):
+    def test_a_plan_is_what_a_pool_takes(self):
+        """Bytes of a block, and how many fit, as the daemon itself makes the pool."""
+        with Daemon("--backend", "cpu", "--pool", EXACT) as daemon:
+            status, plan = daemon.request("POST", "/v1/plan", PLAN)
+            self.assertEqual(status, 200, plan)
+            pool = dict(PLAN["pool"], name="planned", block_size=16, blocks=100)
+            status, made = daemon.request("POST", "/v1/pools", pool)
+            self.assertEqual(status, 201, made)
+            self.assertEqual(made["groups"][0]["block_bytes"], plan["block_bytes"])
+            self.assertEqual((made["k"], made["v"]), (plan["k"], plan["v"]))
+            self.assertEqual(plan["fits"]["memory_bytes"], 256 << 20)
+            self.assertEqual(plan["fits"]["n_blocks"], (256 << 20) // plan["block_bytes"])
+            self.assertEqual(plan["context_blocks"], 63)
+            self.assertTrue(plan["asked"]["does_fit"])
+            self.assertGreater(plan["decode"]["floor_us"], 0)
+
+    def test_sorted_lists_page_in_order(self):
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--sessions-max", "2000") as daemon, \
+                frames.Raw(daemon.addr) as raw:
+            raw.hello()
+            row = struct.pack("<64f", *[0.5] * 64)
+            expected = {}
+            for i in range(40):
+                handle = raw.open(b"exact", name=b"s%d" % i)
+                n = (7 * i) % 13
+                if n:
+                    raw.call(frames.rows(frames.APPEND, handle, [(1, 0, n, 0, 1)], n_layers=2, k=row * 2 * n, v=row * 2 * n))
+                expected[f"{handle:016x}"] = n
+            for limit in (256, 7, 1):
+                rows, cursor = [], ""
+                while cursor is not None:
+                    page = daemon.get(f"/v1/sessions?sort=tokens&limit={limit}" + (f"&cursor={cursor}" if cursor else ""))
+                    rows += page["sessions"]
+                    cursor = page["cursor_next"]
+                tokens = [entry["memory"]["n_tokens"] for entry in rows]
+                self.assertEqual(tokens, sorted(tokens, reverse=True))
+                self.assertEqual({entry["id"]: entry["memory"]["n_tokens"] for entry in rows}, expected)
+
+    def test_a_deleted_session_is_gone_for_its_client(self):
+        with Daemon("--backend", "cpu", "--pool", EXACT) as daemon, frames.Raw(daemon.addr) as raw:
+            raw.hello()
+            row = struct.pack("<64f", *[0.5] * 64)
+            handle = raw.open(b"exact", name=b"s")
+            append = frames.rows(frames.APPEND, handle, [(1, 0, 3, 0, 1)], n_layers=2, k=row * 6, v=row * 6)
+            self.assertEqual(raw.call(append).item_statuses(), [0])
+            self.assertEqual(daemon.request("DELETE", f"/v1/sessions/{handle:016x}")[0], 204)
+            self.assertEqual(raw.call(append).status, 301)
+            self.assertEqual(daemon.request("DELETE", f"/v1/sessions/{handle:016x}")[0], 404)
+            self.assertTrue(daemon.get("/v1/audit")["is_clean"])
+            self.assertEqual(daemon.get("/v1/occupancy")["totals"]["blocks"]["owned"], 0)
+
+    def test_occupancy_says_what_each_format_takes(self):
+        with Daemon("--backend", "cpu", "--pool", EXACT) as daemon, frames.Raw(daemon.addr) as raw:
+            raw.hello()
+            row = struct.pack("<64f", *[0.5] * 64)
+            handle = raw.open(b"exact")
+            raw.call(frames.rows(frames.APPEND, handle, [(1, 0, 20, 0, 1)], n_layers=2, k=row * 40, v=row * 40))
+            answer = daemon.get("/v1/occupancy")
+            pool = answer["pools"][0]
+            self.assertEqual([(f["format"], f["rows_of"], f["n_layers"], f["n_rows"]) for f in pool["formats"]],
+                             [("f32", "k", 2, 80), ("f32", "v", 2, 80)])
+            self.assertEqual(sum(f["stored_bytes"] for f in pool["formats"]), pool["memory"]["stored_bytes"])
+            self.assertEqual(pool["used_bytes"], 2 * pool["groups"][0]["block_bytes"])
+            self.assertEqual(pool["logical_bytes"], pool["memory"]["stored_bytes"])
+            self.assertEqual(answer["device"]["used_bytes"], pool["used_bytes"])
+            table = daemon.get(f"/v1/sessions/{handle:016x}/sequences/1?limit=1")
+            self.assertEqual((len(table["blocks"]), table["cursor_next"]), (1, "1"))
+            rest = daemon.get(f"/v1/sessions/{handle:016x}/sequences/1?cursor=1")
+            self.assertEqual(len(rest["blocks"]), 1)
+            self.assertIsNone(rest["cursor_next"])
+            self.assertEqual(table["blocks"][0]["n_owners"], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
