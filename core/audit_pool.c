@@ -141,7 +141,8 @@ static enum kv_status check_live(struct audit *audit, const struct kv_sequence *
 
 	if (kv_sequence_find(session, sequence->id) != sequence)
 		return fail_sequence(audit, sequence, "its id does not find it");
-	if (kv_sequence_tree_at_least(kv_slot_of(session)->tree, sequence->id) != sequence)
+	if (!sequence->is_tables &&
+		kv_sequence_tree_at_least(kv_slot_of(session)->tree, sequence->id) != sequence)
 		return fail_sequence(audit, sequence, "the listing does not find it");
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		if (sequence->committed[l] > sequence->planned[l])

@@ -68,6 +68,11 @@ struct kv_pool {
 	uint32_t n_copies;
 	uint32_t n_sessions, n_sequences, n_zombies; /* open sessions; their sequences; all other sequences */
 	uint64_t n_tokens_committed;                 /* sum over sequences of the least layer length */
+	/* Private to plan_tables.c: blocks of the session with the handle mapped[g], by its client's numbers.
+	 */
+	uint32_t *maps[KV_GROUPS_MAX]; /* [n_map_blocks] */
+	uint32_t n_map_blocks[KV_GROUPS_MAX];
+	uint64_t mapped[KV_GROUPS_MAX];
 	uint64_t n_exact_rows;    /* committed tokens of exact windows, summed over layers and sequences */
 	uint64_t plan_serial;     /* of the newest plan */
 	uint64_t *layer_tokens;   /* [n_layers] committed tokens, summed over sequences: the memory report */
@@ -88,6 +93,7 @@ struct kv_session {
 	char name[KV_SESSION_NAME_BYTES_MAX + 1];
 	uint64_t tenant;   /* Unix: uid; TCP: UINT64_MAX */
 	uint64_t owner_id; /* connection that may send rows; 0 = none */
+	bool has_tables;   /* its client manages block tables itself: core/plan_tables.c */
 	uint16_t priority;
 	uint32_t lease_ms;
 	uint64_t opened_ns, lease_end_ns;
@@ -111,6 +117,7 @@ struct kv_sequence {
 	uint32_t n_items; /* planned items that name this object */
 	bool is_evictable;
 	bool is_zombie;
+	bool is_tables; /* the blocks of a session with client tables; its id is 0, and nothing lists it */
 	uint64_t created_ns, used_ns;
 	uint32_t *planned;   /* [n_layers] */
 	uint32_t *committed; /* [n_layers] */
@@ -161,17 +168,22 @@ struct kv_pool *kv_domain_pool_at(struct kv_domain *domain, uint32_t idx);
 uint32_t kv_domain_n_pools(const struct kv_domain *domain);
 
 /* ---- sessions (session.c) ---- */
+/* Blocks of one session with client tables: OPEN takes all of them at once. */
+#define KV_TABLES_BLOCKS_MAX 65536u
 struct kv_open_params {
 	struct kv_pool *pool;
 	const char *name; /* not terminated; name_bytes 0: cannot be attached */
 	uint32_t name_bytes;
 	uint64_t tenant, owner_id;
+	bool has_tables; /* client tables: reserve_blocks of them */
 	uint16_t priority;
 	uint32_t lease_ms, reserve_blocks, sequences_max,
 		tokens_max; /* 0 = default, or none for reserve_blocks */
 };
 /*
- * EXISTS (name in use by the tenant), LIMIT (sessions; reserve_blocks above the pool), POOL_FULL; BUSY_RETRY
+ * EXISTS (name in use by the tenant), LIMIT (sessions; reserve_blocks above the pool; with client tables:
+ * above KV_TABLES_BLOCKS_MAX, sequences, table entries), BAD_ARG (client tables without blocks), POOL_FULL;
+ * BUSY_RETRY
  * when all slots are taken but closed sessions are still being taken apart. lease_ms, sequences_max and
  * tokens_max above the domain's or pool's bound are lowered to it. reserve_blocks are set aside in every
  * group; taking blocks uses the reservation up first, and what is given back later goes to everybody. err may
@@ -216,7 +228,14 @@ void kv_session_fence(struct kv_domain *domain, struct kv_session *session);
 void kv_session_renew_owner(struct kv_domain *domain, uint64_t owner_id, uint64_t now_ns);
 
 /* ---- sequences and items (sequence.c) ---- */
-enum kv_item_kind { KV_ITEM_APPEND, KV_ITEM_DECODE, KV_ITEM_APPEND_DECODE, KV_ITEM_READ };
+enum kv_item_kind {
+	KV_ITEM_APPEND,
+	KV_ITEM_DECODE,
+	KV_ITEM_APPEND_DECODE,
+	KV_ITEM_READ,
+	KV_ITEM_UPDATE_SLOTS, /* these two: kv_item_plan_tables() */
+	KV_ITEM_DECODE_TABLE,
+};
 enum kv_item_flag {
 	KV_ITEM_CREATE = 1,
 	KV_ITEM_EVICTABLE = 2,

@@ -20,6 +20,8 @@ static void pool_destroy(struct kv_pool *pool)
 	if (pool->session_tokens)
 		kv_pages_free(pool->session_tokens, session_tokens_bytes(pool->domain, pool->slab->n_layers));
 	kv_sequence_slab_destroy(pool->slab);
+	for (uint32_t g = 0; g < KV_GROUPS_MAX && pool->maps[g]; g++)
+		kv_pages_free(pool->maps[g], sizeof(uint32_t) * (uint64_t)pool->n_map_blocks[g]);
 	kv_free(pool->copies);
 	kv_free(pool->layer_tokens);
 	kv_free(pool);
@@ -56,6 +58,12 @@ static enum kv_status take_memory(struct kv_pool *pool, struct kv_error *err)
 		status = kv_block_pool_init(&pool->blocks[g], spec->n_blocks[g], err);
 		if (status != KV_OK)
 			return status;
+	}
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		pool->n_map_blocks[g] = spec->n_blocks[g];
+		pool->maps[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		if (!pool->maps[g])
+			return kv_fail(err, KV_NO_MEMORY, "map of %u blocks", spec->n_blocks[g]);
 	}
 	status = kv_table_arena_init(&pool->tables, chunks_max(spec, sequences_max), err);
 	if (status != KV_OK)

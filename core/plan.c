@@ -17,18 +17,18 @@
 
 /* ---- the area ---- */
 
-static uint64_t part_bytes(uint64_t n, uint64_t size)
+uint64_t kv_plan_part_bytes(uint64_t n, uint64_t size)
 {
 	return kv_round_up_u64(n * size, KV_PLAN_ALIGN);
 }
 
 static uint64_t ops_bytes(void)
 {
-	return part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op)) +
-		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op)) +
-		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op)) +
-		part_bytes(KV_COPIES_MAX, sizeof(struct kv_copy_op)) +
-		part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
+	return kv_plan_part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_update_op)) +
+		kv_plan_part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_decode_op)) +
+		kv_plan_part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_transfer_op)) +
+		kv_plan_part_bytes(KV_COPIES_MAX, sizeof(struct kv_copy_op)) +
+		kv_plan_part_bytes(KV_PLAN_ITEMS_MAX, sizeof(struct kv_result));
 }
 
 /* Bytes of one K or V row in the dtype that takes the fewest, over all layers. */
@@ -64,9 +64,17 @@ uint64_t kv_plan_area_bytes(const struct kv_pool_spec *spec, uint64_t row_bytes_
 
 	const uint64_t n_table = kv_div_up_u32(spec->tokens_max, spec->block_size);
 
-	return ops_bytes() + part_bytes(n_tokens * spec->n_groups, sizeof(int64_t)) +
-		part_bytes(n_table, sizeof(uint32_t)) + part_bytes(n_tokens, sizeof(int64_t)) +
-		part_bytes(exact_table_max(spec), sizeof(uint32_t));
+	const uint64_t own_bytes = kv_plan_part_bytes(n_tokens * spec->n_groups, sizeof(int64_t)) +
+		kv_plan_part_bytes(n_table, sizeof(uint32_t)) +
+		kv_plan_part_bytes(n_tokens, sizeof(int64_t)) +
+		kv_plan_part_bytes(exact_table_max(spec), sizeof(uint32_t));
+	/* Slots and tables of a client: as many as a frame holds. */
+	const uint64_t n_slots = row_bytes_max / (spec->kv_heads * (k_bytes + v_bytes));
+	const uint64_t slots_bytes = kv_plan_part_bytes(n_slots * spec->n_groups, sizeof(int64_t));
+	const uint64_t tables_bytes = row_bytes_max + KV_PLAN_ITEMS_MAX * (uint64_t)KV_PLAN_ALIGN;
+	const uint64_t client_bytes = slots_bytes > tables_bytes ? slots_bytes : tables_bytes;
+
+	return ops_bytes() + (own_bytes > client_bytes ? own_bytes : client_bytes);
 }
 
 /* The caller has checked that it fits. */
@@ -74,7 +82,7 @@ void *kv_plan_take_part(struct kv_plan *plan, uint64_t n, uint64_t size)
 {
 	void *part = plan->area + plan->batch.plan_bytes_used;
 
-	plan->batch.plan_bytes_used += part_bytes(n, size);
+	plan->batch.plan_bytes_used += kv_plan_part_bytes(n, size);
 	KV_ASSERT(plan->batch.plan_bytes_used <= plan->area_bytes);
 	return part;
 }
@@ -104,9 +112,10 @@ static void visit_slots(const struct kv_plan *plan, const int64_t *slots, uint32
 		if (!(groups & 1u << g))
 			continue;
 		for (uint32_t t = 0; t < n_tokens; t++) {
-			const int64_t block = slots[(uint64_t)g * n_tokens + t] / spec->block_size;
+			const int64_t slot = slots[(uint64_t)g * n_tokens + t];
+			const int64_t block = slot < 0 ? -1 : slot / spec->block_size;
 
-			if (block != block_last)
+			if (block >= 0 && block != block_last)
 				visitor->visit(visitor, g, (uint32_t)block);
 			block_last = block;
 		}
@@ -396,36 +405,41 @@ static const uint32_t *add_table(
 	return table;
 }
 
-static void add_decode(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
-	uint32_t result_idx)
+struct kv_decode_op kv_plan_decode_op(
+	const struct kv_plan *plan, const struct kv_frame_rows *frame, uint32_t q_first, uint32_t q_len)
 {
-	const struct kv_pool *pool = plan->pool;
-	const struct kv_pool_spec *spec = pool->spec;
+	const struct kv_pool_spec *spec = plan->pool->spec;
 	const struct kv_layer_spec *layer = &spec->layers[frame->layer_first];
-	const uint32_t window = narrower_window(layer->window, frame->window);
 	const uint64_t q_row_bytes =
 		(uint64_t)kv_dtype_bytes((enum kv_dtype)frame->q_dtype) * spec->q_heads * spec->k_head_dim;
 	const uint64_t out_row_bytes =
 		(uint64_t)kv_dtype_bytes((enum kv_dtype)frame->out_dtype) * spec->q_heads * spec->v_head_dim;
-	struct kv_decode_op *op = &plan->batch.decodes[plan->batch.n_decodes++];
 
-	*op = (struct kv_decode_op){
-		.result_idx = result_idx,
+	return (struct kv_decode_op){
 		.layer = frame->layer_first,
-		.q_len = item->q_len,
-		.n_tokens_seen = item->seen,
-		.window = window,
+		.q_len = q_len,
+		.window = narrower_window(layer->window, frame->window),
 		.scale = frame->scale > 0 ? frame->scale : layer->scale,
 		.q_dtype = frame->q_dtype,
 		.out_dtype = frame->out_dtype,
 		.flags = frame->decode_flags,
-		.table = add_table(plan, item, layer, window),
-		.exact_table = kv_plan_add_exact_table(plan, item),
-		.exact_lo = item->exact_lo,
-		.q = frame->q + item->q_first * q_row_bytes,
-		.out = frame->out + item->q_first * out_row_bytes,
-		.lse = frame->lse ? frame->lse + (uint64_t)item->q_first * spec->q_heads : NULL,
+		.q = frame->q + q_first * q_row_bytes,
+		.out = frame->out + q_first * out_row_bytes,
+		.lse = frame->lse ? frame->lse + (uint64_t)q_first * spec->q_heads : NULL,
 	};
+}
+
+static void add_decode(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+	uint32_t result_idx)
+{
+	struct kv_decode_op *op = &plan->batch.decodes[plan->batch.n_decodes++];
+
+	*op = kv_plan_decode_op(plan, frame, item->q_first, item->q_len);
+	op->result_idx = result_idx;
+	op->n_tokens_seen = item->seen;
+	op->table = add_table(plan, item, &plan->pool->spec->layers[frame->layer_first], op->window);
+	op->exact_table = kv_plan_add_exact_table(plan, item);
+	op->exact_lo = item->exact_lo;
 }
 
 /* K, V and Q payload of the item. */
@@ -435,53 +449,68 @@ static uint64_t item_row_bytes(
 	const struct kv_pool_spec *spec = plan->pool->spec;
 	uint64_t n_bytes = 0;
 
-	if (item->kind != KV_ITEM_DECODE) {
+	if (item->n_tokens > 0) {
 		for (uint32_t l = frame->layer_first; l < frame->layer_first + frame->n_layers; l++)
 			n_bytes += (uint64_t)item->n_tokens * spec->kv_heads *
 				(row_bytes(frame->k_dtype, spec->layers[l].k) +
 					row_bytes(frame->v_dtype, spec->layers[l].v));
 	}
-	if (item->kind == KV_ITEM_DECODE || item->kind == KV_ITEM_APPEND_DECODE)
+	if (item->q_len > 0)
 		n_bytes += (uint64_t)item->q_len * spec->q_heads * spec->k_head_dim *
 			kv_dtype_bytes((enum kv_dtype)frame->q_dtype);
 	return n_bytes;
 }
 
-bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+/* Of a sequence's own tables. */
+static bool add_item(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
 	uint32_t *result_idx)
 {
 	const struct kv_pool_spec *spec = plan->pool->spec;
 	const bool has_slots = item->kind != KV_ITEM_DECODE;
 	const bool has_table = item->kind == KV_ITEM_DECODE || item->kind == KV_ITEM_APPEND_DECODE;
-	struct flight_visitor begin = { { flight_begin }, plan->pool };
 	uint64_t n_bytes = 0;
 
-	KV_ASSERT(item->sequence != NULL);
 	if (has_slots)
-		n_bytes += part_bytes((uint64_t)item->n_tokens * spec->n_groups, sizeof(int64_t));
+		n_bytes += kv_plan_part_bytes((uint64_t)item->n_tokens * spec->n_groups, sizeof(int64_t));
 	if (has_table)
-		n_bytes += part_bytes(kv_div_up_u32(item->seen, spec->block_size), sizeof(uint32_t));
+		n_bytes += kv_plan_part_bytes(kv_div_up_u32(item->seen, spec->block_size), sizeof(uint32_t));
 	if (item->exact_lo < item->seen && has_slots)
-		n_bytes += part_bytes(item->n_tokens, sizeof(int64_t));
+		n_bytes += kv_plan_part_bytes(item->n_tokens, sizeof(int64_t));
 	if (item->exact_lo < item->seen && has_table)
-		n_bytes += part_bytes(exact_table_max(spec), sizeof(uint32_t));
+		n_bytes += kv_plan_part_bytes(exact_table_max(spec), sizeof(uint32_t));
 	if (n_bytes > plan->area_bytes - plan->batch.plan_bytes_used ||
 		plan->batch.n_results == KV_PLAN_ITEMS_MAX || kv_plan_overwrites_exact(plan, item) ||
-		(item->kind == KV_ITEM_READ && plan->batch.n_transfers == KV_PLAN_ITEMS_MAX))
+		(item->kind == KV_ITEM_READ && plan->batch.n_transfers == KV_PLAN_ITEMS_MAX) ||
+		(has_table && plan->batch.n_decodes == KV_PLAN_ITEMS_MAX))
 		return false;
 	kv_plan_note_exact(plan, item);
 	*result_idx = kv_plan_take_result(plan);
-	if (item->kind == KV_ITEM_READ) {
+	if (item->kind == KV_ITEM_READ)
 		add_transfer(plan, frame, item, *result_idx);
-		visit_transfer(plan, &plan->batch.transfers[plan->batch.n_transfers - 1], &begin.base);
-	} else if (has_slots) {
+	else if (has_slots)
 		add_update(plan, frame, item, *result_idx);
-		visit_update(plan, &plan->batch.updates[plan->batch.n_updates - 1], &begin.base);
-	}
-	if (has_table) {
+	if (has_table)
 		add_decode(plan, frame, item, *result_idx);
-		visit_decode(plan, &plan->batch.decodes[plan->batch.n_decodes - 1], &begin.base);
-	}
+	return true;
+}
+
+bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const struct kv_item *item,
+	uint32_t *result_idx)
+{
+	const struct kv_batch before = plan->batch;
+	const bool is_clients = item->kind == KV_ITEM_UPDATE_SLOTS || item->kind == KV_ITEM_DECODE_TABLE;
+	struct flight_visitor begin = { { flight_begin }, plan->pool };
+
+	KV_ASSERT(item->sequence != NULL);
+	if (!(is_clients ? kv_plan_add_tables(plan, frame, item, result_idx)
+			 : add_item(plan, frame, item, result_idx)))
+		return false;
+	for (uint32_t i = before.n_updates; i < plan->batch.n_updates; i++)
+		visit_update(plan, &plan->batch.updates[i], &begin.base);
+	for (uint32_t i = before.n_decodes; i < plan->batch.n_decodes; i++)
+		visit_decode(plan, &plan->batch.decodes[i], &begin.base);
+	for (uint32_t i = before.n_transfers; i < plan->batch.n_transfers; i++)
+		visit_transfer(plan, &plan->batch.transfers[i], &begin.base);
 	plan->row_bytes += item_row_bytes(plan, frame, item);
 	plan->n_items++;
 	return true;

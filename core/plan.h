@@ -41,6 +41,11 @@ struct kv_frame_rows {
 	uint8_t *k, *v, *q;                           /* READ: k and v are where rows go */
 	uint8_t *out;                                 /* [n_q_total, q_heads, v_head_dim] */
 	float *lse;                                   /* [n_q_total, q_heads] or NULL */
+	/* Client tables, little-endian as they came: the session's own numbers. */
+	const uint8_t *slots; /* UPDATE_SLOTS: int64 [n_tokens_total] */
+	const uint8_t *table; /* DECODE_TABLE: int32 [n_sequences, table_stride] */
+	const uint8_t *seen;  /* DECODE_TABLE: uint32 [n_sequences] */
+	uint32_t n_sequences, table_stride;
 };
 
 /* Area size that any single item of the pool fits into. */
@@ -75,6 +80,16 @@ bool kv_plan_add_move(struct kv_plan *plan, uint32_t group_idx, uint32_t block_i
 bool kv_plan_has_room(const struct kv_plan *plan, uint32_t group_idx, const uint8_t n_rows[]);
 /* Bytes of the rows of one block, with n_rows[] per layer of the group; NULL: all of them. */
 uint64_t kv_plan_block_bytes(const struct kv_pool_spec *spec, uint32_t group_idx, const uint8_t n_rows[]);
+/*
+ * kv_item_plan() for UPDATE_SLOTS (item->n_tokens) and DECODE_TABLE (item->q_len: n_sequences times the rows
+ * of each). OK; BAD_STATE (the session has no client tables); SLOT_OUT_OF_RANGE, where item->row is the
+ * token, or the entry counted over the whole table; LEN_LIMIT and BAD_ARG (longer than its row of the table;
+ * fewer tokens than query rows), where item->row is the sequence. Rows of an UPDATE_SLOTS that the backend
+ * refuses leave the slots that it names undefined.
+ */
+void kv_item_plan_tables(
+	struct kv_session *session, struct kv_item *item, const struct kv_frame_rows *frame, uint64_t now_ns);
+
 /*
  * After reap() (or instead of submit()): the blocks are not in flight any more. The plan is empty afterwards.
  */

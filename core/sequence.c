@@ -270,6 +270,9 @@ static enum kv_status check_item(struct kv_session *session, struct kv_item *ite
 	case KV_ITEM_READ:
 		status = check_read(item, sequence, layers);
 		break;
+	case KV_ITEM_UPDATE_SLOTS: /* kv_item_plan_tables() */
+	case KV_ITEM_DECODE_TABLE:
+		break;
 	}
 	if (status == KV_OK && is_decode(item))
 		status = check_q_len(item);
@@ -385,11 +388,11 @@ static void count_rows(const struct kv_item *item, uint32_t n_layers)
 	struct kv_session *session = item->sequence->session;
 	const uint64_t n_rows = (uint64_t)item->n_tokens * n_layers;
 
-	if (is_append(item))
+	if (is_append(item) || item->kind == KV_ITEM_UPDATE_SLOTS)
 		session->n_rows_in += n_rows;
 	if (item->kind == KV_ITEM_READ)
 		session->n_rows_out += n_rows;
-	if (is_decode(item))
+	if (is_decode(item) || item->kind == KV_ITEM_DECODE_TABLE)
 		session->n_queries += item->q_len;
 }
 

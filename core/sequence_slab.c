@@ -178,6 +178,8 @@ void kv_sequence_blocks_needed(const struct kv_sequence *sequence, uint32_t n_bl
 		if (n_needed > *n)
 			*n = n_needed;
 	}
+	for (uint32_t g = 0; sequence->is_tables && g < spec->n_groups; g++)
+		n_blocks[g] = sequence->tables[g].n_blocks;
 	if (spec->exact_tokens > 0) {
 		uint32_t longest = 0;
 

@@ -108,6 +108,52 @@ static enum kv_status reserve(struct kv_pool *pool, uint32_t n_blocks)
 	return KV_OK;
 }
 
+static enum kv_status check_tables(const struct kv_open_params *params, struct kv_error *err)
+{
+	const struct kv_pool *pool = params->pool;
+	const struct kv_domain *domain = pool->domain;
+	const uint64_t n_chunks =
+		(uint64_t)kv_div_up_u32(params->reserve_blocks, KV_CHUNK_ENTRIES) * pool->spec->n_groups;
+
+	if (params->reserve_blocks == 0)
+		return kv_fail(
+			err, KV_BAD_ARG, "client tables need reserve_blocks: the blocks that they name");
+	if (params->reserve_blocks > KV_TABLES_BLOCKS_MAX)
+		return kv_fail(err, KV_LIMIT, "reserve_blocks %u: client tables have at most %u blocks",
+			params->reserve_blocks, KV_TABLES_BLOCKS_MAX);
+	if (domain->n_sequences >= domain->limits.sequences_max)
+		return kv_fail(
+			err, KV_LIMIT, "%u sequences are in use, which is the limit", domain->n_sequences);
+	if (n_chunks > pool->tables.n_chunks_max - pool->tables.n_chunks_used)
+		return kv_fail(
+			err, KV_LIMIT, "no room for block tables of %u blocks", params->reserve_blocks);
+	return KV_OK;
+}
+
+/* What was reserved becomes the table of a sequence that no request can name. */
+static void take_tables(struct kv_session *session, uint32_t n_blocks, uint64_t now_ns)
+{
+	struct kv_pool *pool = session->pool;
+	struct kv_sequence *sequence = kv_sequence_add(session, 0, now_ns);
+
+	kv_sequence_tree_remove(&kv_slot_of(session)->tree, sequence);
+	sequence->is_tables = session->has_tables = true;
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		for (uint32_t n_left = n_blocks; n_left > 0;) {
+			kv_block_id ids[KV_CHUNK_ENTRIES];
+			const uint32_t n = n_left < KV_CHUNK_ENTRIES ? n_left : KV_CHUNK_ENTRIES;
+			enum kv_status status = kv_block_pool_take(&pool->blocks[g], n, n, ids);
+
+			KV_ASSERT(status == KV_OK);
+			status = kv_block_table_append(&sequence->tables[g], &pool->tables, ids, n);
+			KV_ASSERT(status == KV_OK);
+			n_left -= n;
+		}
+		session->n_blocks_reserved[g] = 0;
+	}
+	kv_slot_of(session)->n_chunks += kv_sequence_n_chunks(sequence);
+}
+
 enum kv_status kv_session_check_open(struct kv_domain *domain, const struct kv_open_params *params,
 	struct kv_session_slot *namesake, struct kv_error *err)
 {
@@ -120,6 +166,12 @@ enum kv_status kv_session_check_open(struct kv_domain *domain, const struct kv_o
 		if (params->reserve_blocks > spec->n_blocks[g])
 			return kv_fail(err, KV_LIMIT, "reserve_blocks %u is above the pool's %u blocks",
 				params->reserve_blocks, spec->n_blocks[g]);
+	}
+	if (params->has_tables) {
+		const enum kv_status status = check_tables(params, err);
+
+		if (status != KV_OK)
+			return status;
 	}
 	if (has_free_slot(domain))
 		return KV_OK;
@@ -222,6 +274,8 @@ enum kv_status kv_session_open(struct kv_domain *domain, const struct kv_open_pa
 	for (uint32_t g = 0; g < params->pool->spec->n_groups; g++)
 		session->n_blocks_reserved[g] = params->reserve_blocks;
 	kv_session_appear(domain, kv_slot_of(session), params->owner_id);
+	if (params->has_tables)
+		take_tables(session, params->reserve_blocks, now_ns);
 	*out = session;
 	return KV_OK;
 }

@@ -280,6 +280,10 @@ enum kv_status kvp_check_request(const struct kvp_header *header, const uint8_t 
 		return kvp_check_rows(header, body, caps, request, fault);
 	case KVP_OP_READ:
 		return kvp_check_read(header, body, caps, request, fault);
+	case KVP_OP_UPDATE_SLOTS:
+		return kvp_check_slots(header, body, caps, request, fault);
+	case KVP_OP_DECODE_TABLE:
+		return kvp_check_table(header, body, caps, request, fault);
 	case KVP_OP_TRUNCATE:
 	case KVP_OP_FREE:
 	case KVP_OP_FORK:

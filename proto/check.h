@@ -50,6 +50,8 @@ struct kvp_request {
 		struct kvp_tell_req tell;
 		struct kvp_rows_req rows; /* APPEND, DECODE, APPEND_DECODE */
 		struct kvp_read_req read;
+		struct kvp_slots_req slots; /* UPDATE_SLOTS */
+		struct kvp_table_req table; /* DECODE_TABLE */
 		struct kvp_cancel_req cancel;
 	};
 	bool has_echo;                /* PING with an op struct: its payload goes through a request slot */
@@ -122,6 +124,27 @@ struct kvp_geometry {
 KV_MUST_CHECK enum kv_status kvp_rows_check_payload(const struct kvp_header *header,
 	const struct kvp_rows_req *rows, const struct kvp_geometry *geometry, struct kvp_segments *segments,
 	struct kvp_fault *fault);
+
+/* UPDATE_SLOTS after kvp_check_request(), in the same way. */
+struct kvp_slots_segments {
+	struct kvp_segment k, v, slots;
+};
+KV_MUST_CHECK enum kv_status kvp_slots_check_payload(const struct kvp_header *header,
+	const struct kvp_slots_req *slots, const struct kvp_geometry *geometry,
+	struct kvp_slots_segments *segments, struct kvp_fault *fault);
+/* DECODE_TABLE. */
+struct kvp_table_segments {
+	struct kvp_segment q, table, seen;
+};
+KV_MUST_CHECK enum kv_status kvp_table_check_payload(const struct kvp_header *header,
+	const struct kvp_table_req *table, const struct kvp_geometry *geometry,
+	struct kvp_table_segments *segments, struct kvp_fault *fault);
+/*
+ * The same requests as row operations, for what they have in common: kvp_rows_reply_layout() among others.
+ * Their replies have one item although they have none.
+ */
+struct kvp_rows_req kvp_slots_as_rows(const struct kvp_slots_req *slots);
+struct kvp_rows_req kvp_table_as_rows(const struct kvp_table_req *table);
 
 /* Reply to a row operation, with room for all outputs. */
 struct kvp_rows_reply_layout {

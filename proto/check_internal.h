@@ -73,6 +73,24 @@ enum kv_status kvp_check_rows(const struct kvp_header *header, const uint8_t *bo
 enum kv_status kvp_check_sequence_items(const struct kvp_header *header, const uint8_t *body,
 	struct kvp_request *request, struct kvp_fault *fault);
 
+/* check_tables.c: UPDATE_SLOTS, DECODE_TABLE. */
+enum kv_status kvp_check_slots(const struct kvp_header *header, const uint8_t *body,
+	const struct kvp_caps *caps, struct kvp_request *request, struct kvp_fault *fault);
+enum kv_status kvp_check_table(const struct kvp_header *header, const uint8_t *body,
+	const struct kvp_caps *caps, struct kvp_request *request, struct kvp_fault *fault);
+
+/* check_rows.c: a segment has an offset, a multiple of 64, exactly when it has rows. */
+enum kv_status kvp_check_presence(
+	const struct kvp_header *header, uint64_t off, bool has_rows, uint32_t at, struct kvp_fault *fault);
+/* check_rows.c: flags that decodes take, and the scale. */
+enum kv_status kvp_check_decode_flags(const struct kvp_header *header, const struct kvp_caps *caps,
+	uint32_t flags, struct kvp_fault *fault);
+enum kv_status kvp_check_scale(const struct kvp_header *header, float scale, struct kvp_fault *fault);
+/* check_payload.c: one input segment: its size from the geometry, its place inside the payload. */
+enum kv_status kvp_place_segment(const struct kvp_header *header, uint64_t off, bool size_is_known,
+	uint64_t n_bytes, uint32_t at, struct kvp_segment *segment, struct kvp_fault *fault);
+bool kvp_segments_overlap(const struct kvp_segment *a, const struct kvp_segment *b);
+
 /* check_payload.c: READ. */
 enum kv_status kvp_check_read(const struct kvp_header *header, const uint8_t *body,
 	const struct kvp_caps *caps, struct kvp_request *request, struct kvp_fault *fault);

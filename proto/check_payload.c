@@ -147,8 +147,7 @@ enum kv_status kvp_read_check(const struct kvp_header *header, const struct kvp_
 	return KV_OK;
 }
 
-/* One input segment: its size from the geometry, its place inside the payload. */
-static enum kv_status place_segment(const struct kvp_header *header, uint64_t off, bool size_is_known,
+enum kv_status kvp_place_segment(const struct kvp_header *header, uint64_t off, bool size_is_known,
 	uint64_t n_bytes, uint32_t at, struct kvp_segment *segment, struct kvp_fault *fault)
 {
 	const uint64_t payload_bytes = kvp_payload_bytes(header);
@@ -168,7 +167,7 @@ static enum kv_status place_segment(const struct kvp_header *header, uint64_t of
 	return KV_OK;
 }
 
-static bool overlaps(const struct kvp_segment *a, const struct kvp_segment *b)
+bool kvp_segments_overlap(const struct kvp_segment *a, const struct kvp_segment *b)
 {
 	return a->n_bytes > 0 && b->n_bytes > 0 && a->off < b->off + b->n_bytes &&
 		b->off < a->off + a->n_bytes;
@@ -233,22 +232,23 @@ enum kv_status kvp_rows_check_payload(const struct kvp_header *header, const str
 	const bool q_is_known =
 		q_bytes(geometry, geometry->k_head_dim, kvp_dtype_bytes(rows->q_dtype), rows->n_q_total, &q);
 
-	status = place_segment(header, rows->k_off, k_is_known, k, KVP_AT(rows_req, k_off), &placed.k, fault);
+	status = kvp_place_segment(
+		header, rows->k_off, k_is_known, k, KVP_AT(rows_req, k_off), &placed.k, fault);
 	if (status == KV_OK)
-		status = place_segment(
+		status = kvp_place_segment(
 			header, rows->v_off, v_is_known, v, KVP_AT(rows_req, v_off), &placed.v, fault);
 	if (status == KV_OK)
-		status = place_segment(
+		status = kvp_place_segment(
 			header, rows->q_off, q_is_known, q, KVP_AT(rows_req, q_off), &placed.q, fault);
 	if (status != KV_OK)
 		return status;
-	if (overlaps(&placed.k, &placed.v))
+	if (kvp_segments_overlap(&placed.k, &placed.v))
 		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(rows_req, v_off),
 			placed.k.off + placed.k.n_bytes, placed.v.off, "V rows overlap K rows");
-	if (overlaps(&placed.k, &placed.q) || overlaps(&placed.v, &placed.q))
+	if (kvp_segments_overlap(&placed.k, &placed.q) || kvp_segments_overlap(&placed.v, &placed.q))
 		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(rows_req, q_off),
-			overlaps(&placed.k, &placed.q) ? placed.k.off + placed.k.n_bytes
-						       : placed.v.off + placed.v.n_bytes,
+			kvp_segments_overlap(&placed.k, &placed.q) ? placed.k.off + placed.k.n_bytes
+								   : placed.v.off + placed.v.n_bytes,
 			placed.q.off, "queries overlap K or V rows");
 	*segments = placed;
 	return KV_OK;

@@ -74,29 +74,44 @@ static enum kv_status check_q_dtype(
 	return KV_OK;
 }
 
-static enum kv_status check_flags(const struct kvp_header *header, const struct kvp_caps *caps,
-	const struct kvp_rows_req *rows, struct kvp_fault *fault)
+enum kv_status kvp_check_decode_flags(
+	const struct kvp_header *header, const struct kvp_caps *caps, uint32_t flags, struct kvp_fault *fault)
 {
 	const uint32_t at = KVP_AT(rows_req, flags);
 	const uint32_t rotated = KVP_ROWS_Q_ROTATED | KVP_ROWS_OUT_ROTATED;
 
-	if (rows->flags & ~(uint32_t)KVP_ROWS_FLAGS_KNOWN)
-		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, at, KVP_ROWS_FLAGS_KNOWN, rows->flags,
+	if (flags & ~(uint32_t)KVP_ROWS_FLAGS_KNOWN)
+		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, at, KVP_ROWS_FLAGS_KNOWN, flags,
 			"a flag of the op struct is unknown");
-	if (!is_decode(header) && rows->flags != 0)
-		return kvp_refuse_op(header, fault, KV_BAD_ARG, at, 0, rows->flags,
-			"APPEND takes none of the decode flags");
-	if ((rows->flags & rotated) && !(caps->features & KVP_FEATURE_ROTATED))
-		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, at, 0, rows->flags,
+	if ((flags & rotated) && !(caps->features & KVP_FEATURE_ROTATED))
+		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, at, 0, flags,
 			"rotated queries and outputs are not served");
-	if ((rows->flags & KVP_ROWS_NO_SINKS) && !(caps->features & KVP_FEATURE_NO_SINKS))
-		return kvp_refuse_op(
-			header, fault, KV_UNSUPPORTED, at, 0, rows->flags, "NO_SINKS is not served");
+	if ((flags & KVP_ROWS_NO_SINKS) && !(caps->features & KVP_FEATURE_NO_SINKS))
+		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, at, 0, flags, "NO_SINKS is not served");
 	return KV_OK;
 }
 
-/* A segment has an offset exactly when it has rows. */
-static enum kv_status check_presence(
+static enum kv_status check_flags(const struct kvp_header *header, const struct kvp_caps *caps,
+	const struct kvp_rows_req *rows, struct kvp_fault *fault)
+{
+	if (!is_decode(header) && rows->flags != 0 && !(rows->flags & ~(uint32_t)KVP_ROWS_FLAGS_KNOWN))
+		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(rows_req, flags), 0, rows->flags,
+			"APPEND takes none of the decode flags");
+	return kvp_check_decode_flags(header, caps, rows->flags, fault);
+}
+
+enum kv_status kvp_check_scale(const struct kvp_header *header, float scale, struct kvp_fault *fault)
+{
+	uint8_t bits[4];
+
+	if (isfinite(scale) && scale >= 0)
+		return KV_OK;
+	kvp_put_f32(bits, scale);
+	return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(rows_req, scale), 0, kvp_get_u32(bits),
+		"scale is negative or not finite (bits of the float)");
+}
+
+enum kv_status kvp_check_presence(
 	const struct kvp_header *header, uint64_t off, bool has_rows, uint32_t at, struct kvp_fault *fault)
 {
 	if (!has_rows && off != KVP_ABSENT)
@@ -139,23 +154,19 @@ static enum kv_status check_op(const struct kvp_header *header, const struct kvp
 	if (status == KV_OK)
 		status = check_flags(header, caps, rows, fault);
 	if (status == KV_OK)
-		status = check_presence(header, rows->k_off, is_append(header) && rows->n_tokens_total > 0,
-			KVP_AT(rows_req, k_off), fault);
+		status = kvp_check_presence(header, rows->k_off,
+			is_append(header) && rows->n_tokens_total > 0, KVP_AT(rows_req, k_off), fault);
 	if (status == KV_OK)
-		status = check_presence(header, rows->v_off, is_append(header) && rows->n_tokens_total > 0,
-			KVP_AT(rows_req, v_off), fault);
+		status = kvp_check_presence(header, rows->v_off,
+			is_append(header) && rows->n_tokens_total > 0, KVP_AT(rows_req, v_off), fault);
 	if (status == KV_OK)
-		status = check_presence(header, rows->q_off, is_decode(header) && rows->n_q_total > 0,
+		status = kvp_check_presence(header, rows->q_off, is_decode(header) && rows->n_q_total > 0,
 			KVP_AT(rows_req, q_off), fault);
 	if (status != KV_OK)
 		return status;
-	if (!isfinite(rows->scale) || rows->scale < 0) {
-		uint8_t bits[4];
-
-		kvp_put_f32(bits, rows->scale);
-		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(rows_req, scale), 0, kvp_get_u32(bits),
-			"scale is negative or not finite (bits of the float)");
-	}
+	status = kvp_check_scale(header, rows->scale, fault);
+	if (status != KV_OK)
+		return status;
 	if (rows->window != 0 && !(caps->features & KVP_FEATURE_WINDOW))
 		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, KVP_AT(rows_req, window), 0, rows->window,
 			"a window of the request is not served");

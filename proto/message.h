@@ -37,6 +37,8 @@
 	M(fork_item, KVP_FORK_ITEM_FIELDS, 32)             \
 	M(read_req, KVP_READ_REQ_FIELDS, 32)               \
 	M(read_reply, KVP_READ_REPLY_FIELDS, 64)           \
+	M(slots_req, KVP_SLOTS_REQ_FIELDS, 64)             \
+	M(table_req, KVP_TABLE_REQ_FIELDS, 64)             \
 	M(cancel_req, KVP_CANCEL_REQ_FIELDS, 16)           \
 	M(cancel_reply, KVP_CANCEL_REPLY_FIELDS, 16)       \
 	M(frame_error, KVP_FRAME_ERROR_FIELDS, 48)
@@ -212,6 +214,38 @@
 	F(m, u64, k_off, 32)        \
 	F(m, u64, v_off, 40)        \
 	F(m, u64, fingerprint, 48)
+
+/*
+ * UPDATE_SLOTS and DECODE_TABLE. What rows_req has as well lies where it lies there. Payload of the former: K
+ * and V rows, i64 slots[n_tokens]; of the latter: queries, i32 table[n_sequences][table_stride], u32
+ * seen[n_sequences].
+ */
+#define KVP_SLOTS_REQ_FIELDS(F, m) \
+	F(m, u32, layer_first, 0)  \
+	F(m, u32, n_layers, 4)     \
+	F(m, u32, n_tokens, 8)     \
+	F(m, u8, k_dtype, 16)      \
+	F(m, u8, v_dtype, 17)      \
+	F(m, u32, flags, 20)       \
+	F(m, u64, k_off, 24)       \
+	F(m, u64, v_off, 32)       \
+	F(m, u64, slots_off, 40)   \
+	F(m, u64, fingerprint, 56)
+
+#define KVP_TABLE_REQ_FIELDS(F, m)            \
+	F(m, u32, layer, 0)                   \
+	F(m, u32, n_sequences, 4)             \
+	F(m, u32, table_stride, 8)            \
+	F(m, u32, n_q_total, 12)              \
+	F(m, u8, q_dtype, 18)                 \
+	F(m, u8, out_dtype, 19)               \
+	F(m, u32, flags, 20) /* KVP_ROWS_* */ \
+	F(m, u64, table_off, 24)              \
+	F(m, u64, seen_off, 32)               \
+	F(m, u64, q_off, 40)                  \
+	F(m, f32, scale, 48)                  \
+	F(m, u32, window, 52)                 \
+	F(m, u64, fingerprint, 56)
 
 #define KVP_CANCEL_REQ_FIELDS(F, m) F(m, u64, request_id, 0)
 

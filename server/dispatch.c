@@ -293,6 +293,14 @@ static void do_cancel(struct srv_conn *conn)
 
 /* ---- the switch ---- */
 
+/* A session has either sequences or client tables. */
+static bool fits_session(const struct kv_session *session, uint16_t opcode)
+{
+	const bool is_clients = opcode == KVP_OP_UPDATE_SLOTS || opcode == KVP_OP_DECODE_TABLE;
+
+	return is_clients == session->has_tables || opcode == KVP_OP_CLOSE || opcode == KVP_OP_TELL;
+}
+
 /* Operations that name a session they own. */
 static void dispatch_session(struct srv_conn *conn, const uint8_t *body)
 {
@@ -305,6 +313,13 @@ static void dispatch_session(struct srv_conn *conn, const uint8_t *body)
 		return;
 	}
 	kv_session_renew(session, server->now_ns);
+	if (!fits_session(session, conn->header.opcode)) {
+		srv_refuse_status(conn, KV_BAD_STATE, KVP_AT_OPCODE,
+			session->has_tables
+				? "the session has client tables: UPDATE_SLOTS and DECODE_TABLE only"
+				: "the session has no client tables");
+		return;
+	}
 	switch (conn->header.opcode) {
 	case KVP_OP_APPEND:
 	case KVP_OP_DECODE:
@@ -313,6 +328,15 @@ static void dispatch_session(struct srv_conn *conn, const uint8_t *body)
 		return;
 	case KVP_OP_READ:
 		srv_read_dispatch(conn, body);
+		return;
+	case KVP_OP_UPDATE_SLOTS:
+	case KVP_OP_DECODE_TABLE:
+		if (server->is_draining)
+			srv_refuse_status(conn, KV_DRAINING, KVP_AT_OPCODE, NULL);
+		else if (conn->header.opcode == KVP_OP_UPDATE_SLOTS)
+			srv_slots_dispatch(conn, session, body);
+		else
+			srv_table_dispatch(conn, session, body);
 		return;
 	case KVP_OP_CLOSE:
 		srv_op_close(conn, session);

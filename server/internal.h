@@ -42,7 +42,8 @@
 #define SRV_DEEP_WAITING_MAX 8u
 #define SRV_FEATURES                                                                      \
 	((uint64_t)(KVP_FEATURE_WINDOW | KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | \
-		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK | KVP_FEATURE_EXACT_READ))
+		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK | KVP_FEATURE_EXACT_READ |        \
+		KVP_FEATURE_CLIENT_TABLES))
 #define SRV_Q_LEN_MAX 16u
 
 /* ---- request slots ---- */
@@ -335,6 +336,19 @@ void srv_session_close(struct srv_server *server, struct kv_session *session);
 void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body);
 void srv_read_dispatch(struct srv_conn *conn, const uint8_t *body);
 void srv_echo_dispatch(struct srv_conn *conn, const uint8_t *body);
+/* Takes a slot and copies the structs into it, or parks the connection (NULL). */
+struct srv_request *srv_rows_start(
+	struct srv_conn *conn, const uint8_t *body, uint64_t in_bytes, uint64_t reply_body_bytes);
+/* NULL when the segment has no bytes. */
+uint8_t *srv_segment_at(uint8_t *body, uint64_t payload_start, const struct kvp_segment *segment);
+/* The pool's geometry, with what the layer adds. */
+struct kvp_geometry srv_geometry_of(const struct srv_lane *lane, uint32_t layer_idx);
+enum kv_decode_flag srv_decode_flags(uint32_t rows_flags);
+
+/* tables.c */
+void srv_slots_dispatch(struct srv_conn *conn, struct kv_session *session, const uint8_t *body);
+void srv_table_dispatch(struct srv_conn *conn, struct kv_session *session, const uint8_t *body);
+
 /* All of the payload is there: is its checksum right, if it has one? */
 bool srv_request_is_intact(const struct srv_request *request, struct kvp_fault *fault);
 /* All of the payload is there, and intact. */

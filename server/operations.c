@@ -119,7 +119,7 @@ void srv_op_pool_info(struct srv_conn *conn)
 	srv_reply_send(conn, srv_reply_header(conn, room, KV_OK, KVP_BYTES(pool_info_reply), 0, n_bytes));
 }
 
-static struct kvp_open_reply open_reply(const struct srv_server *server, const struct kv_session *session)
+static struct kvp_open_reply open_reply(const struct srv_server *server, struct kv_session *session)
 {
 	const struct kv_pool_spec *spec = session->pool->spec;
 
@@ -128,7 +128,8 @@ static struct kvp_open_reply open_reply(const struct srv_server *server, const s
 		.boot_id = kv_domain_boot_id(server->domain),
 		.fingerprint = spec->fingerprint,
 		.lease_ms = session->lease_ms,
-		.reserved_blocks = session->n_blocks_reserved[0],
+		.reserved_blocks = session->has_tables ? kv_sequence_find(session, 0)->tables[0].n_blocks
+						       : session->n_blocks_reserved[0],
 		.n_layers = spec->n_layers,
 		.block_size = spec->block_size,
 		.q_heads = (uint16_t)spec->q_heads,
@@ -169,6 +170,7 @@ static enum kv_status open_session(struct srv_conn *conn, struct kv_session **se
 		.owner_id = conn->id,
 		.priority = open->priority,
 		.lease_ms = open->lease_ms,
+		.has_tables = (open->flags & KVP_OPEN_CLIENT_TABLES) != 0,
 		.reserve_blocks = open->reserve_blocks,
 		.sequences_max = open->sequences_max,
 		.tokens_max = open->tokens_max,
@@ -305,7 +307,8 @@ void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
 	struct kvp_caps caps = server->caps;
 	struct kvp_tell_reply_layout layout;
 	struct kv_sequence *found[KVP_ITEMS_MAX];
-	struct kvp_tell_reply reply = { .n_layers = n_layers, .n_sequences_total = session->n_sequences };
+	struct kvp_tell_reply reply = { .n_layers = n_layers,
+		.n_sequences_total = session->n_sequences - session->has_tables };
 
 	uint8_t *room = srv_conn_reply_room(conn, SRV_REPLY_BYTES);
 

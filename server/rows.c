@@ -16,8 +16,7 @@
 
 /* ---- starting ---- */
 
-/* Takes a slot and copies the structs into it, or parks the connection. */
-static struct srv_request *start(
+struct srv_request *srv_rows_start(
 	struct srv_conn *conn, const uint8_t *body, uint64_t in_bytes, uint64_t reply_body_bytes)
 {
 	struct srv_server *server = conn->server;
@@ -47,14 +46,14 @@ static struct srv_request *start(
 	return request;
 }
 
-static enum kv_decode_flag decode_flags(uint32_t rows_flags)
+enum kv_decode_flag srv_decode_flags(uint32_t rows_flags)
 {
 	return (enum kv_decode_flag)((rows_flags & KVP_ROWS_Q_ROTATED ? KV_DECODE_Q_ROTATED : 0) |
 		(rows_flags & KVP_ROWS_OUT_ROTATED ? KV_DECODE_OUT_ROTATED : 0) |
 		(rows_flags & KVP_ROWS_NO_SINKS ? KV_DECODE_NO_SINKS : 0));
 }
 
-static uint8_t *segment_at(uint8_t *body, uint64_t payload_start, const struct kvp_segment *segment)
+uint8_t *srv_segment_at(uint8_t *body, uint64_t payload_start, const struct kvp_segment *segment)
 {
 	return segment->n_bytes > 0 ? body + payload_start + segment->off : NULL;
 }
@@ -90,6 +89,20 @@ static void copy_items(struct srv_request *request, const struct kvp_request *ch
 	}
 }
 
+struct kvp_geometry srv_geometry_of(const struct srv_lane *lane, uint32_t layer_idx)
+{
+	struct kvp_geometry geometry = lane->geometry;
+
+	if (layer_idx < geometry.n_layers) {
+		const struct kv_layer_spec *layer = &lane->pool->spec->layers[layer_idx];
+
+		geometry.window = layer->window;
+		geometry.has_no_q_basis = !kv_row_codec_has_one_basis(layer->k);
+		geometry.has_no_out_basis = !kv_row_codec_has_one_basis(layer->v);
+	}
+	return geometry;
+}
+
 static uint8_t item_kind(uint16_t opcode)
 {
 	return opcode == KVP_OP_APPEND    ? KV_ITEM_APPEND
@@ -110,18 +123,11 @@ void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body)
 
 	KV_ASSERT(status == KV_OK); /* dispatch_session() looked */
 	struct srv_lane *lane = &server->lanes[session->pool->pool_idx];
-	struct kvp_geometry geometry = lane->geometry;
+	const struct kvp_geometry geometry = srv_geometry_of(lane, rows->layer_first);
 
 	if (server->is_draining) {
 		srv_refuse_status(conn, KV_DRAINING, KVP_AT_OPCODE, NULL);
 		return;
-	}
-	if (rows->layer_first < geometry.n_layers) {
-		const struct kv_layer_spec *layer = &session->pool->spec->layers[rows->layer_first];
-
-		geometry.window = layer->window;
-		geometry.has_no_q_basis = !kv_row_codec_has_one_basis(layer->k);
-		geometry.has_no_out_basis = !kv_row_codec_has_one_basis(layer->v);
 	}
 	status = kvp_rows_check_payload(&conn->header, rows, &geometry, &segments, &fault);
 	if (status == KV_OK)
@@ -134,7 +140,7 @@ void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body)
 		srv_refuse(conn, &fault, NULL, 0);
 		return;
 	}
-	struct srv_request *request = start(conn, body, conn->header.body_bytes, layout.body_bytes);
+	struct srv_request *request = srv_rows_start(conn, body, conn->header.body_bytes, layout.body_bytes);
 
 	if (!request)
 		return;
@@ -156,14 +162,14 @@ void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body)
 		.v_dtype = rows->v_dtype,
 		.q_dtype = rows->q_dtype,
 		.out_dtype = rows->out_dtype,
-		.decode_flags = (uint8_t)decode_flags(rows->flags),
+		.decode_flags = (uint8_t)srv_decode_flags(rows->flags),
 		.scale = rows->scale,
 		.window = rows->window,
-		.k = segment_at(request->in, in_start, &segments.k),
-		.v = segment_at(request->in, in_start, &segments.v),
-		.q = segment_at(request->in, in_start, &segments.q),
-		.out = segment_at(reply_body, layout.payload_start, &layout.out),
-		.lse = (float *)(void *)segment_at(reply_body, layout.payload_start, &layout.lse),
+		.k = srv_segment_at(request->in, in_start, &segments.k),
+		.v = srv_segment_at(request->in, in_start, &segments.v),
+		.q = srv_segment_at(request->in, in_start, &segments.q),
+		.out = srv_segment_at(reply_body, layout.payload_start, &layout.out),
+		.lse = (float *)(void *)srv_segment_at(reply_body, layout.payload_start, &layout.lse),
 	};
 }
 
@@ -188,7 +194,7 @@ void srv_read_dispatch(struct srv_conn *conn, const uint8_t *body)
 		srv_refuse(conn, &fault, status == KV_TOO_LARGE ? detail : NULL, 0);
 		return;
 	}
-	struct srv_request *request = start(conn, body, conn->header.body_bytes, layout.body_bytes);
+	struct srv_request *request = srv_rows_start(conn, body, conn->header.body_bytes, layout.body_bytes);
 
 	if (!request)
 		return;
@@ -214,8 +220,8 @@ void srv_read_dispatch(struct srv_conn *conn, const uint8_t *body)
 		.n_tokens_total = read->n_tokens,
 		.k_dtype = read->k_dtype,
 		.v_dtype = read->v_dtype,
-		.k = segment_at(reply_body, layout.payload_start, &layout.k),
-		.v = segment_at(reply_body, layout.payload_start, &layout.v),
+		.k = srv_segment_at(reply_body, layout.payload_start, &layout.k),
+		.v = srv_segment_at(reply_body, layout.payload_start, &layout.v),
 	};
 }
 
@@ -231,7 +237,7 @@ void srv_echo_dispatch(struct srv_conn *conn, const uint8_t *body)
 		srv_refuse(conn, &fault, NULL, 0);
 		return;
 	}
-	struct srv_request *request = start(conn, body, conn->header.body_bytes, body_bytes);
+	struct srv_request *request = srv_rows_start(conn, body, conn->header.body_bytes, body_bytes);
 
 	if (request)
 		request->echo_bytes = server->scratch.ping.reply_payload_bytes;
@@ -244,8 +250,11 @@ static void plan_items(struct srv_server *server, struct srv_request *request)
 	for (uint32_t i = 0; i < request->n_items; i++) {
 		struct kv_item *item = &request->items[i];
 
-		kv_item_plan(request->session, item, request->frame.layer_first, request->frame.n_layers,
-			server->now_ns);
+		if (item->kind == KV_ITEM_UPDATE_SLOTS || item->kind == KV_ITEM_DECODE_TABLE)
+			kv_item_plan_tables(request->session, item, &request->frame, server->now_ns);
+		else
+			kv_item_plan(request->session, item, request->frame.layer_first,
+				request->frame.n_layers, server->now_ns);
 		if (item->status != KV_OK)
 			request->n_items_done++;
 	}

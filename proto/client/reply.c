@@ -115,16 +115,41 @@ static enum tqkv_status hello_status(const struct view *view)
 
 /* ---- Row operations ---- */
 
+static bool is_tables(const struct view *view)
+{
+	return view->asked->header->opcode == KVP_OP_UPDATE_SLOTS ||
+		view->asked->header->opcode == KVP_OP_DECODE_TABLE;
+}
+
+/* The item that was asked for; operations on client tables have none, and are one. */
+static struct kvp_rows_item asked_item(const struct view *view, uint32_t item_idx)
+{
+	const struct tqkv_asked *asked = view->asked;
+	struct kvp_rows_item item = { 0 };
+	struct kvp_slots_req slots;
+	struct kvp_table_req table;
+
+	if (asked->header->opcode == KVP_OP_UPDATE_SLOTS) {
+		kvp_slots_req_decode(asked->body, asked->header->op_bytes, &slots);
+		item.n_tokens = slots.n_tokens;
+	} else if (asked->header->opcode == KVP_OP_DECODE_TABLE) {
+		kvp_table_req_decode(asked->body, asked->header->op_bytes, &table);
+		item.q_len = table.n_q_total;
+	} else {
+		kvp_rows_item_decode(asked->body +
+				kvp_structs_bytes(
+					asked->header->op_bytes, item_idx, asked->header->item_bytes),
+			asked->header->item_bytes, &item);
+	}
+	return item;
+}
+
 static enum tqkv_status decode_item(const struct view *view, uint32_t item_idx, struct tqkv_item_result *item)
 {
-	struct kvp_rows_item asked;
+	const struct kvp_rows_item asked = asked_item(view, item_idx);
 	struct kvp_rows_reply_item got;
 	const bool has_rows = view->asked->header->op_bytes > 0;
 
-	kvp_rows_item_decode(view->asked->body +
-			kvp_structs_bytes(
-				view->asked->header->op_bytes, item_idx, view->asked->header->item_bytes),
-		view->asked->header->item_bytes, &asked);
 	kvp_rows_reply_item_decode(item_at(view, item_idx), view->header->item_bytes, &got);
 	if (got.sequence != asked.sequence)
 		return refuse(view, asked.sequence, got.sequence, "sequence of an item");
@@ -151,7 +176,7 @@ static enum tqkv_status decode_outputs(
 	const struct view *view, const struct kvp_rows_reply *rows, struct tqkv_reply *reply)
 {
 	const struct kvp_geometry *geometry = view->asked->geometry;
-	struct kvp_rows_req asked;
+	struct kvp_rows_req asked; /* the op structs of client tables have these fields in the same places */
 
 	kvp_rows_req_decode(view->asked->body, view->asked->header->op_bytes, &asked);
 	if (rows->n_q_total != asked.n_q_total)
@@ -182,7 +207,7 @@ static enum tqkv_status decode_outputs(
 static enum tqkv_status decode_rows(
 	const struct view *view, struct tqkv_reply_space *space, struct tqkv_reply *reply)
 {
-	const uint32_t n_items = view->asked->header->n_items;
+	const uint32_t n_items = is_tables(view) ? 1 : view->asked->header->n_items;
 	struct kvp_rows_reply rows;
 	uint32_t n_ok = 0;
 

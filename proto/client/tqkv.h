@@ -253,6 +253,10 @@ TQKV_API bool tqkv_pool_json_differs(
 
 /* ---- Sessions ---- */
 
+enum tqkv_open_flag {
+	TQKV_OPEN_CLIENT_TABLES = 1 << 0, /* see tqkv_update_slots() */
+};
+
 /* Zeroed means the defaults, except the pool's name. */
 struct tqkv_open_params {
 	const char *pool;         /* ATTACH: may be NULL */
@@ -264,7 +268,7 @@ struct tqkv_open_params {
 	uint32_t sequences_max;  /* 0 = the server's */
 	uint32_t tokens_max;     /* per sequence; 0 = the pool's */
 	uint16_t priority;       /* 0 (low) to 3 */
-	uint16_t flags;          /* bit 0 CLIENT_TABLES */
+	uint16_t flags;          /* enum tqkv_open_flag */
 };
 struct tqkv_session_info {
 	uint64_t handle; /* changes in tqkv_reconnect() */
@@ -434,6 +438,45 @@ TQKV_API enum tqkv_status tqkv_fork(struct tqkv_session *session, const struct t
 /* One child; the item's status is the call's. *length (NULL allowed): the child's. */
 TQKV_API enum tqkv_status tqkv_fork_sequence(struct tqkv_session *session, uint64_t child, uint64_t parent,
 	uint32_t position, uint32_t timeout_ms, uint32_t *length, struct tqkv_error *err);
+
+/*
+ * Sessions opened with TQKV_OPEN_CLIENT_TABLES: the caller manages blocks 0 to reserve_blocks - 1 itself, and
+ * these are the only row operations. One frame each, nothing is split (TOO_LARGE). The item's status is the
+ * call's; *bad_row (NULL allowed) is what it names, else 0xFFFFFFFF.
+ *
+ * Stores token i in slots[i] = block * block_size + offset on all layers of the range. A negative slot skips
+ * its token; one beyond the blocks refuses everything (SLOT_OUT_OF_RANGE, bad_row is the token); of two
+ * tokens with the same slot the later one stays. Shapes and sizes as in struct tqkv_rows; K and V are not
+ * split.
+ */
+struct tqkv_slots {
+	uint32_t layer_first, n_layers, n_tokens;
+	uint8_t k_dtype, v_dtype; /* f32, f16, bf16; PACKED: the stored bytes */
+	const void *k, *v;
+	uint64_t k_bytes, v_bytes;
+	const int64_t *slots; /* [n_tokens] */
+};
+TQKV_API enum tqkv_status tqkv_update_slots(struct tqkv_session *session, const struct tqkv_slots *slots,
+	uint32_t timeout_ms, uint32_t *bad_row, struct tqkv_error *err);
+/*
+ * Token t of sequence s lies in block table[s * table_stride + t / block_size]; seen[s] tokens of it are seen
+ * by the last of q_len query rows, one less by each row before. An entry that is not one of the blocks
+ * refuses everything (bad_row is its place in the table).
+ */
+struct tqkv_table {
+	uint32_t layer, n_sequences, q_len, table_stride;
+	uint8_t q_dtype, out_dtype;
+	uint32_t flags;       /* enum tqkv_rows_flag */
+	const void *q;        /* [n_sequences][q_len][q_heads][k_head_dim] */
+	const int32_t *table; /* [n_sequences][table_stride] */
+	const uint32_t *seen; /* [n_sequences] */
+	float scale;          /* 0 = the pool's */
+	uint32_t window;      /* 0 = the pool's */
+	void *out;            /* [n_sequences][q_len][q_heads][v_head_dim] of out_dtype */
+	float *lse;           /* [n_sequences][q_len][q_heads] with LSE, else NULL */
+};
+TQKV_API enum tqkv_status tqkv_decode_table(struct tqkv_session *session, const struct tqkv_table *table,
+	uint32_t timeout_ms, uint32_t *bad_row, struct tqkv_error *err);
 
 enum tqkv_read_flag {
 	TQKV_READ_EXACT = 1 << 0,

@@ -65,8 +65,12 @@ class Rows(unittest.TestCase):
     """A base without tests of its own."""
 
     @classmethod
+    def pools(cls):
+        return [ODD, SMALL, TQ4, BF16, WIDE]
+
+    @classmethod
     def setUpClass(cls):
-        cls.daemon = Daemon("--pool", ODD, "--pool", SMALL, "--pool", TQ4, "--pool", BF16, "--pool", WIDE)
+        cls.daemon = Daemon(*(part for pool in cls.pools() for part in ("--pool", pool)))
         cls.control = tqkv.http.Control(cls.daemon.http)
         seed = random.randrange(1 << 32)
         print(f"seed {seed}")

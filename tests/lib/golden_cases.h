@@ -93,6 +93,21 @@ static const struct kvp_rows_reply_item append_decode_reply_items[] = {
 static const struct kvp_read_req read_req = { 7, 0, 2, 1, 3, KVP_DTYPE_BF16, KVP_DTYPE_NONE, 0 };
 static const struct kvp_read_reply read_reply = { 7, 0, 2, 1, 3, KVP_DTYPE_BF16, KVP_DTYPE_NONE, 0, 0,
 	KVP_ABSENT, FINGERPRINT };
+static const struct kvp_slots_req update_slots_req = { 1, 1, 2, KVP_DTYPE_F32, KVP_DTYPE_F32, 0, 0, 128, 256,
+	0 };
+static const struct kvp_rows_reply update_slots_reply = {
+	.n_ok = 1, .out_off = KVP_ABSENT, .lse_off = KVP_ABSENT
+};
+static const struct kvp_rows_reply_item update_slots_reply_items[] = {
+	{ 0, 0, 2, 0, KV_OK, KVP_NO_LAYER, KVP_NO_ROW, 0 },
+};
+static const struct kvp_table_req decode_table_req = { 1, 2, 2, 2, KVP_DTYPE_BF16, KVP_DTYPE_F32,
+	KVP_ROWS_LSE, 128, 192, 0, 0, 0, 0 };
+static const char decode_table_entries[64] = { 3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, -1, -1, -1, -1 };
+static const struct kvp_rows_reply decode_table_reply = { 1, 0, 2, KVP_DTYPE_F32, 0, 256, 0, 0, 0, 0, 0, 0 };
+static const struct kvp_rows_reply_item decode_table_reply_items[] = {
+	{ 0, 0, 0, 2, KV_OK, KVP_NO_LAYER, KVP_NO_ROW, 0 },
+};
 static const struct kvp_rows_item truncate_items[] = { { .sequence = 7, .position = 32 }, { .sequence = 8 } };
 static const struct kvp_rows_reply truncate_reply = {
 	.n_ok = 2, .out_off = KVP_ABSENT, .lse_off = KVP_ABSENT
@@ -185,6 +200,19 @@ static const struct golden_case golden_cases[] = {
 	{ "append_decode_reply", { 34, REPLY, 0, 2, HANDLE, 264, 64, 1, 32, 0, 0, 0 },
 		OP(rows_reply, append_decode_reply), ITEMS(rows_reply_item, append_decode_reply_items),
 		{ { "\0", 1, 128 }, { "\x95\x94\x85\x40", 4, 2 } } },
+	{ "update_slots_req", { 64, 0, 0, 20, HANDLE, 336, 64, 0, 32, 0, 0, 0 },
+		OP(slots_req, update_slots_req), NO_ITEMS,
+		{ { "\0\0\0\x3f", 4, 32 }, { "\0\0\x80\x3e", 4, 32 },
+			{ "\5\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff", 16, 1 } } },
+	{ "update_slots_reply", { 64, REPLY, 0, 20, HANDLE, 96, 64, 1, 32, 0, 0, 0 },
+		OP(rows_reply, update_slots_reply), ITEMS(rows_reply_item, update_slots_reply_items),
+		{ { 0 } } },
+	{ "decode_table_req", { 65, 0, 0, 21, HANDLE, 264, 64, 0, 32, 0, 0, 0 },
+		OP(table_req, decode_table_req), NO_ITEMS,
+		{ { "\0\x3f", 2, 64 }, { decode_table_entries, 64, 1 }, { "\x11\0\0\0\4\0\0\0", 8, 1 } } },
+	{ "decode_table_reply", { 65, REPLY, 0, 21, HANDLE, 400, 64, 1, 32, 0, 0, 0 },
+		OP(rows_reply, decode_table_reply), ITEMS(rows_reply_item, decode_table_reply_items),
+		{ { "\0\0\0\x3f", 4, 64 }, { "\0\0\x80\x3f", 4, 4 } } },
 	{ "read_req", { 35, 0, 0, 14, HANDLE, 32, 32, 0, 32, 0, 0, 0 }, OP(read_req, read_req), NO_ITEMS,
 		{ { 0 } } },
 	{ "read_reply", { 35, REPLY, 0, 14, HANDLE, 256, 64, 0, 32, 0, 0, 0 }, OP(read_reply, read_reply),

@@ -196,6 +196,32 @@ START_TEST(test_client_reply_golden_values)
 }
 END_TEST
 
+/* The golden replies of operations on client tables, and counts or outputs that are not those asked for. */
+START_TEST(test_client_reply_tables)
+{
+	struct pair pair;
+
+	pair_load(&pair, "update_slots_req", "update_slots_reply");
+	ck_assert_int_eq(pair_decode(&pair), TQKV_OK);
+	ck_assert_uint_eq(pair.got.n_items, 1);
+	ck_assert_uint_eq(pair.got.items[0].n_tokens, 2);
+	ck_assert_ptr_null(pair.got.out);
+	expect_refused(&pair, 64, 7, 8);      /* sequence */
+	expect_refused(&pair, 64 + 12, 1, 4); /* n_tokens */
+	expect_refused(&pair, 0, 2, 4);       /* n_ok */
+	expect_refused(&pair, 8, 1, 4);       /* n_q_total */
+	pair_load(&pair, "decode_table_req", "decode_table_reply");
+	pair.geometry.q_heads = 2;
+	ck_assert_int_eq(pair_decode(&pair), TQKV_OK);
+	ck_assert_uint_eq(pair.got.items[0].q_len, 2);
+	ck_assert_uint_eq(pair.got.out_bytes, 256);
+	ck_assert_float_eq(pair.got.lse[3], 1);
+	expect_refused(&pair, 16, 64, 8);     /* out_off */
+	expect_refused(&pair, 24, 320, 8);    /* lse_off */
+	expect_refused(&pair, 64 + 16, 1, 4); /* q_len */
+}
+END_TEST
+
 /* READ's golden reply, and rows that leave the payload or are not those that were asked for. */
 START_TEST(test_client_reply_read)
 {
@@ -370,6 +396,7 @@ static Suite *suite(void)
 	tcase_add_test(tcase, test_client_reply_append);
 	tcase_add_test(tcase, test_client_reply_outputs);
 	tcase_add_test(tcase, test_client_reply_golden_values);
+	tcase_add_test(tcase, test_client_reply_tables);
 	tcase_add_test(tcase, test_client_reply_read);
 	tcase_add_test(tcase, test_client_reply_tell);
 	tcase_add_test(tcase, test_client_reply_errors);

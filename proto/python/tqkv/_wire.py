@@ -29,12 +29,14 @@ OPCODES = {
 }
 HELLO, PING, GOAWAY, CANCEL, POOL_INFO, OPEN, ATTACH, CLOSE, TELL = 1, 2, 3, 4, 16, 17, 18, 19, 20
 APPEND, DECODE, APPEND_DECODE, READ, TRUNCATE, FREE, FORK = 32, 33, 34, 35, 36, 37, 38
+UPDATE_SLOTS, DECODE_TABLE = 64, 65
 
 ITEM_CREATE, ITEM_EVICTABLE = 1, 2
 ROWS_LSE = 1
 ROWS_NO_SINKS = 8
 TELL_PER_LAYER = 1
 READ_EXACT = 1
+OPEN_CLIENT_TABLES = 1
 
 _FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f"}
 
@@ -108,6 +110,10 @@ LAYOUTS = {name: Layout(name, text) for name, text in {
                 "u16 flags, u32 reserved",
     "read_reply": "u64 sequence, u32 layer_first, u32 n_layers, u32 position, u32 n_tokens, u8 k_dtype, u8 v_dtype, "
                   "u16 flags, u32 reserved, u64 k_off, u64 v_off, u64 fingerprint, u64 reserved",
+    "slots_req": "u32 layer_first, u32 n_layers, u32 n_tokens, u32 reserved, u8 k_dtype, u8 v_dtype, u16 reserved, "
+                 "u32 flags, u64 k_off, u64 v_off, u64 slots_off, u64 reserved, u64 fingerprint",
+    "table_req": "u32 layer, u32 n_sequences, u32 table_stride, u32 n_q_total, u16 reserved, u8 q_dtype, u8 out_dtype, "
+                 "u32 flags, u64 table_off, u64 seen_off, u64 q_off, f32 scale, u32 window, u64 fingerprint",
     "tell_req": "u64 sequence_from, u32 n_sequences_max, u32 flags",
     "tell_reply": "u64 next_sequence, u64 lengths_off, u32 n_layers, u32 n_sequences_total, u32 flags, u32 reserved",
     "tell_item": "u64 sequence, u32 length_min, u32 length_max, u32 n_blocks, u32 n_shared_blocks, u16 state, "
@@ -122,16 +128,16 @@ HEADER = LAYOUTS["header"]
 # The op struct of each operation, and its item.
 REQUEST_OPS = {HELLO: "hello_req", PING: "ping_req", CANCEL: "cancel_req", POOL_INFO: "pool_info_req",
                OPEN: "open_req", ATTACH: "open_req", TELL: "tell_req", APPEND: "rows_req", DECODE: "rows_req",
-               APPEND_DECODE: "rows_req", READ: "read_req"}
+               APPEND_DECODE: "rows_req", READ: "read_req", UPDATE_SLOTS: "slots_req", DECODE_TABLE: "table_req"}
 REQUEST_ITEMS = {APPEND: "rows_item", DECODE: "rows_item", APPEND_DECODE: "rows_item", TRUNCATE: "rows_item",
                  FREE: "rows_item", FORK: "fork_item"}
 REPLY_OPS = {HELLO: "hello_reply", PING: "ping_reply", CANCEL: "cancel_reply", POOL_INFO: "pool_info_reply",
              OPEN: "open_reply", ATTACH: "open_reply", TELL: "tell_reply", APPEND: "rows_reply",
              DECODE: "rows_reply", APPEND_DECODE: "rows_reply", READ: "read_reply", TRUNCATE: "rows_reply",
-             FREE: "rows_reply", FORK: "rows_reply"}
+             FREE: "rows_reply", FORK: "rows_reply", UPDATE_SLOTS: "rows_reply", DECODE_TABLE: "rows_reply"}
 REPLY_ITEMS = {TELL: "tell_item", APPEND: "rows_reply_item", DECODE: "rows_reply_item",
                APPEND_DECODE: "rows_reply_item", TRUNCATE: "rows_reply_item", FREE: "rows_reply_item",
-               FORK: "rows_reply_item"}
+               FORK: "rows_reply_item", UPDATE_SLOTS: "rows_reply_item", DECODE_TABLE: "rows_reply_item"}
 
 
 def opcode_name(opcode):

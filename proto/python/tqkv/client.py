@@ -347,13 +347,15 @@ class Client:
     # ---- sessions ----
 
     def open(self, pool, session=None, *, reserve_blocks=0, lease_ms=0, tokens_max=0, sequences_max=0, priority=0,
-             fingerprint=0, expected_json=None, timeout=None):
+             fingerprint=0, expected_json=None, client_tables=False, timeout=None):
         """A new Session on a pool. session: a name, by which another connection can attach() it later.
 
         reserve_blocks: taken at once or refused (POOL_FULL is tried again until the deadline). lease_ms: how long
         the daemon keeps the session without hearing from it. tokens_max (per sequence), sequences_max: 0 is as many as
         the server grants. fingerprint: the pool must be this one. expected_json: the same, by what pool_info().json of
         the expected pool is (a dict, or the text): FORMAT_MISMATCH then names the first member that differs.
+        client_tables: the caller manages blocks 0 to reserve_blocks - 1 itself; Session.update_slots() and
+        decode_table() are then its only row operations.
         """
         deadline = self._deadline(timeout)
         if expected_json is not None:
@@ -361,7 +363,7 @@ class Client:
             fingerprint = fingerprint or told
         reply = self._open(wire.OPEN, pool, session or "", deadline, priority=priority, lease_ms=lease_ms,
                            reserve_blocks=reserve_blocks, sequences_max=sequences_max, tokens_max=tokens_max,
-                           fingerprint=fingerprint)
+                           fingerprint=fingerprint, flags=wire.OPEN_CLIENT_TABLES if client_tables else 0)
         return self._new_session(pool, session, reply)
 
     def _compare_pool(self, name, expected, deadline):
@@ -385,7 +387,7 @@ class Client:
         return attached
 
     def _open(self, opcode, pool, session, deadline, *, priority=0, lease_ms=0, reserve_blocks=0, sequences_max=0,
-              tokens_max=0, fingerprint=0):
+              tokens_max=0, fingerprint=0, flags=0):
         pool, session = pool.encode(), session.encode()
         if len(pool) > 64 or (opcode == wire.OPEN and not pool):
             raise ArgumentError(f"the pool's name has {len(pool)} bytes, expected 1 to 64")
@@ -393,7 +395,7 @@ class Client:
             raise ArgumentError(f"the session's name has {len(session)} bytes, expected 1 to 128")
         try:
             op = wire.LAYOUTS["open_req"].pack(
-                pool_name_bytes=len(pool), session_name_bytes=len(session), priority=priority, flags=0,
+                pool_name_bytes=len(pool), session_name_bytes=len(session), priority=priority, flags=flags,
                 lease_ms=lease_ms, reserve_blocks=reserve_blocks, sequences_max=sequences_max, tokens_max=tokens_max,
                 fingerprint=fingerprint)
         except Exception as error:  # struct.error

@@ -4,7 +4,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from . import _read, dtypes
+from . import _read, _tables, dtypes
 from . import _wire as wire
 from ._rows import Call, Item
 from .codec import BadRow
@@ -416,6 +416,28 @@ class Session:
         self._check()
         job = _read.Job(self, _sequence(sequence), layers, start, n, dtype, k, v, exact, deadline)
         return job.result(self._client._run(job.submits(), deadline))
+
+    # ---- client tables ----
+
+    def update_slots(self, slots, k, v, layer=None, layer_first=0, timeout=None):
+        """Stores row i in slots[i] = block * block_size + offset, of blocks 0 to reserved_blocks - 1.
+
+        For sessions of open(client_tables=True). layer: k is [tokens, kv_heads, k_head_dim]; None: k is [layers,
+        tokens, ..] from layer_first on. A negative slot skips its row; one that is not the session's refuses everything
+        (SLOT_OUT_OF_RANGE, TqkvError.got is the row); of two rows with the same slot the later one stays.
+        """
+        deadline = self._client._deadline(timeout)
+        _tables.update(self, slots, k, v, layer_first if layer is None else layer, layer is None, deadline)
+
+    def decode_table(self, layer, q, table, seen, lse=False, dtype="f32", scale=0.0, window=0, sinks=True,
+                     timeout=None):
+        """Attention of n sequences: q [n, q_heads, k_head_dim] or [n, q_len, ..], table [n, blocks], seen [n].
+
+        Token t of row i lies in block table[i][t // block_size]. Entries behind seen[i] may be anything; one before it
+        that is not the session's refuses everything (SLOT_OUT_OF_RANGE, TqkvError.got is its place in the table).
+        """
+        return _tables.decode(self, layer, q, table, seen, lse, dtype, scale, window, sinks,
+                              self._client._deadline(timeout))
 
     # ---- sequences ----
 
