@@ -1,144 +1,18 @@
 /*
- * What the kernels over tiles share: asm in small functions, the walk over the work list, and the ring that a warp
- * streams its units through. A unit is TOKENS tokens of one (row, virtual head); thread blocks share the list of
- * units evenly, whatever the lengths, and the warps of a block take its units in turn.
+ * What the kernels over tiles share: the walk over the work list, the ring that a warp streams its units through, and
+ * the way from the warps' sums to a partial result. A unit is TOKENS tokens of one item, an item is one (row, virtual
+ * head); thread blocks share the list of units evenly, whatever the lengths, and the warps of a block take its units in
+ * turn. What differs is in the struct Kernel of decode_tiles.cuh and decode_grid.cuh.
  */
 #ifndef GPU_DECODE_COMMON_CUH
 #define GPU_DECODE_COMMON_CUH
 
+#include "gpu/device_asm.cuh"
 #include "gpu/kernels.h"
+#include "gpu/launch.cuh"
 
 namespace tiles
 {
-
-static __device__ __forceinline__ uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector)
-{
-	uint32_t out;
-
-	asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
-	return out;
-}
-
-static __device__ __forceinline__ float exp2_fast(float x)
-{
-	float out;
-
-	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-	return out;
-}
-
-static __device__ __forceinline__ float log2_fast(float x)
-{
-	float out;
-
-	asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-	return out;
-}
-
-static __device__ __forceinline__ float reciprocal_fast(float x)
-{
-	float out;
-
-	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-	return out;
-}
-
-static __device__ __forceinline__ uint32_t shared_address(const void *ptr)
-{
-	return (uint32_t)__cvta_generic_to_shared(ptr);
-}
-
-static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n_arrivals)
-{
-	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(n_arrivals) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t n_bytes)
-{
-	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(n_bytes) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-	asm volatile("{\n"
-		     ".reg .pred p;\n"
-		     "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-		     "@p bra done;\n"
-		     "bra again;\n"
-		     "done:\n"
-		     "}" ::"r"(barrier),
-		"r"(parity)
-		: "memory");
-}
-
-static __device__ __forceinline__ void bulk_copy(
-	uint32_t to, const uint8_t *from, uint32_t n_bytes, uint32_t barrier, uint64_t policy)
-{
-	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-		     "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-		"l"(from), "r"(n_bytes), "r"(barrier), "l"(policy)
-		: "memory");
-}
-
-static __device__ __forceinline__ uint4 load_16(uint32_t address)
-{
-	uint4 v;
-
-	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-		     : "r"(address));
-	return v;
-}
-
-static __device__ __forceinline__ uint2 load_8(uint32_t address)
-{
-	uint2 v;
-
-	asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
-	return v;
-}
-
-/* A look-up: the table never changes, so the compiler may move it as it likes. */
-static __device__ __forceinline__ uint32_t look_up(uint32_t address)
-{
-	uint32_t out;
-
-	asm("ld.shared.b32 %0, [%1];" : "=r"(out) : "r"(address));
-	return out;
-}
-
-static __device__ __forceinline__ void multiply(
-	float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-	asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-	    "{%0, %1, %2, %3};"
-	    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ uint32_t transpose(uint32_t a)
-{
-	uint32_t out;
-
-	asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(a));
-	return out;
-}
-
-static __device__ __forceinline__ uint32_t pack_halves(float low, float high)
-{
-	uint32_t out;
-
-	asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-	return out;
-}
-
-static __device__ __forceinline__ uint32_t load_4(uint32_t address)
-{
-	uint32_t v;
-
-	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
-	return v;
-}
 
 /* The largest row that begins at or before the unit and has units. */
 static __device__ __forceinline__ uint32_t find_row(const struct kvg_decode_row *rows, uint32_t n_rows, uint32_t unit)
@@ -156,13 +30,14 @@ static __device__ __forceinline__ uint32_t find_row(const struct kvg_decode_row 
 	return low;
 }
 
-/* A walk over (row, virtual head), in the order of the units. */
+/* A walk over the items, in the order of their units. */
 struct cursor {
 	uint32_t row_idx, virtual_head;
-	uint32_t n_units; /* of this row and virtual head */
+	uint32_t n_units; /* of this item */
 };
 
-static __device__ __forceinline__ void next_head(const struct kvg_decode_params &params, uint32_t n_virtual, struct cursor &at)
+static __device__ __forceinline__ void next_item(
+	const struct kvg_decode_params &params, uint32_t n_virtual, struct cursor &at)
 {
 	if (++at.virtual_head < n_virtual)
 		return;
@@ -173,7 +48,7 @@ static __device__ __forceinline__ void next_head(const struct kvg_decode_params 
 	at.n_units = at.row_idx < params.n_rows ? params.rows[at.row_idx].n_work : 0;
 }
 
-/* The units of one block, and the item (row, virtual head) that the first of them belongs to. */
+/* The units of one block, and the item that the first of them belongs to. */
 struct share {
 	uint32_t unit_first, unit_end;
 	struct cursor item;
@@ -198,9 +73,8 @@ static __device__ __forceinline__ struct share find_share(const struct kvg_decod
 }
 
 /* Slot of the partial result of an item that a block leaves (decode_query.cu finds it again). */
-static __device__ __forceinline__ uint64_t slot_of_item(
-	const struct kvg_decode_params &params, const struct share &share, const struct cursor &item, uint32_t item_unit,
-	uint32_t item_idx)
+static __device__ __forceinline__ uint64_t slot_of_item(const struct kvg_decode_params &params,
+	const struct share &share, const struct cursor &item, uint32_t item_unit, uint32_t item_idx)
 {
 	if (item_unit >= share.unit_first && item_unit + item.n_units <= share.unit_end)
 		return 2 * params.n_blocks + item_idx;
@@ -213,34 +87,30 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 
 	const struct kvg_decode_params &params;
 	uint32_t stages, barriers; /* shared memory */
-	uint32_t lane, n_virtual, block_shift, unit_end;
+	uint32_t lane, block_shift, unit_end;
 	uint32_t unit, at; /* the next one to load, and its number in the item */
 	struct cursor item;
 	/* Of the item: its block table, the pages of its layer and KV head, its first and last tile. */
 	const uint32_t *table;
 	const uint8_t *pages;
 	uint32_t tile_first, tile_last;
-	uint64_t block_bytes;
+	uint32_t block_bytes;
 	const uint8_t *source; /* lane < TILES: its tile of the next unit */
-	uint64_t policy;
 
-	__device__ __forceinline__ ring(
-		const struct kvg_decode_params &params, const struct share &share, uint32_t warp, uint32_t stages, uint32_t barriers)
+	__device__ __forceinline__ ring(const struct kvg_decode_params &params, const struct share &share,
+		uint32_t warp, uint32_t stages, uint32_t barriers)
 		: params(params), stages(stages), barriers(barriers), lane(threadIdx.x % 32),
-		  n_virtual(params.tables.kv_heads * params.n_chunks),
 		  block_shift(params.tables.block_size / 32), /* 16, 32, 64 tokens: 0, 1, 2 */
-		  unit_end(share.unit_end), unit(share.unit_first), at(share.unit_first - share.item_unit), item(share.item),
-		  source(NULL)
+		  unit_end(share.unit_end), unit(share.unit_first), at(share.unit_first - share.item_unit),
+		  item(share.item), source(NULL)
 	{
-		asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 		if (lane == 0) {
 			for (int s = 0; s < STAGES; s++)
 				barrier_init(barriers + 8 * s, 1);
-			asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-			asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+			barrier_publish();
 		}
 		__syncwarp();
-		block_bytes = (uint64_t)params.tables.kv_heads * TILE_BYTES << block_shift;
+		block_bytes = params.tables.kv_heads * TILE_BYTES << block_shift;
 		enter_item();
 		move_on(warp);
 		look_ahead();
@@ -252,13 +122,11 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 	__device__ __forceinline__ void enter_item()
 	{
 		const struct kvg_decode_row &row = params.rows[item.row_idx];
-		const struct kvg_decode_op &op = params.ops[row.op_idx];
 
-		table = op.table;
+		table = row.table;
 		tile_first = row.token_lo / TOKENS * TILES + lane;
 		tile_last = (row.token_hi - 1) / 16;
-		pages = params.tables.layers[op.layer].k +
-			((uint64_t)(item.virtual_head / params.n_chunks) * TILE_BYTES << block_shift);
+		pages = row.pages + ((uint64_t)(item.virtual_head / params.n_chunks) * TILE_BYTES << block_shift);
 	}
 
 	/* Block ids are read one unit ahead, so that nobody waits for the table. */
@@ -269,7 +137,7 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 
 		const uint32_t tile = min(tile_first + at * TILES, tile_last);
 
-		source = pages + table[tile >> block_shift] * block_bytes +
+		source = pages + (uint64_t)table[tile >> block_shift] * block_bytes +
 			(tile & ((1u << block_shift) - 1)) * TILE_BYTES;
 	}
 
@@ -281,7 +149,7 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 			return;
 		do {
 			at -= item.n_units;
-			next_head(params, n_virtual, item);
+			next_item(params, params.tables.kv_heads * params.n_chunks, item);
 		} while (at >= item.n_units);
 		enter_item();
 	}
@@ -295,13 +163,189 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 			__syncwarp();
 			if (lane < TILES)
 				bulk_copy(stages + stage * STAGE_BYTES + lane * TILE_BYTES, source, TILE_BYTES,
-					barriers + 8 * stage, policy);
+					barriers + 8 * stage, evict_first_policy());
 		}
 		move_on(WARPS);
 		look_ahead();
 	}
 };
 
+/*
+ * What a warp adds to, or puts beside, the sums that lie in a slot: `mine` and `theirs` scale both to the larger of
+ * two maxima. Lanes that share a head call it together; afterwards maximum and sum are those of both.
+ */
+struct rescale {
+	float mine, theirs;
+};
+
+static __device__ __forceinline__ struct rescale join_sums(float &max, float &sum, const float *own, bool is_added)
+{
+	struct rescale out = { 1.0f, 0.0f };
+
+	if (is_added) {
+		const float m = fmaxf(max, own[0]);
+
+		out.mine = exp2_fast(max - m);
+		out.theirs = exp2_fast(own[0] - m);
+		sum = sum * out.mine + own[1] * out.theirs;
+		max = m;
+	}
+	return out;
+}
+
+/* Sum over the lanes of a column: those with the same lane % 4. */
+static __device__ __forceinline__ float add_over_rows(float x)
+{
+	x += __shfl_xor_sync(0xFFFFFFFFu, x, 4);
+	x += __shfl_xor_sync(0xFFFFFFFFu, x, 8);
+	return x + __shfl_xor_sync(0xFFFFFFFFu, x, 16);
+}
+
+static __device__ __forceinline__ float max_over_rows(float x)
+{
+	x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 4));
+	x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 8));
+	return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 16));
+}
+
+/* The slots' sums of an item become its partial result in memory: threads take four channels of a head each. */
+template <class Kernel>
+static __device__ __forceinline__ void write_partial(
+	const struct kvg_decode_params &params, const Kernel &kernel, uint64_t slot, uint32_t n_heads)
+{
+	for (uint32_t x = threadIdx.x; x < n_heads * Kernel::CHUNKS; x += Kernel::WARPS * 32) {
+		const uint32_t head = x / Kernel::CHUNKS, chunk = x % Kernel::CHUNKS;
+		float largest = -1e30f, sum = 0;
+		float4 total = make_float4(0, 0, 0, 0);
+
+#pragma unroll
+		for (int k = 0; k < Kernel::SLOTS; k++)
+			largest = fmaxf(largest, kernel.max_sums[(k * Kernel::HEADS + head) * 2]);
+#pragma unroll
+		for (int k = 0; k < Kernel::SLOTS; k++) {
+			const float *own = kernel.max_sums + (k * Kernel::HEADS + head) * 2;
+			const float weight = exp2_fast(own[0] - largest);
+			const float4 v = *kernel.sums_at(k, head, chunk);
+
+			sum += weight * own[1];
+			total.x += weight * v.x;
+			total.y += weight * v.y;
+			total.z += weight * v.z;
+			total.w += weight * v.w;
+		}
+
+		const uint64_t at = slot * params.n_heads + head;
+
+		*(float4 *)(params.partials + at * params.v_dim_max + chunk * 4) = total;
+		if (chunk == 0) {
+			params.partials_ml[at * 2] = largest - Kernel::LOG2_OF_WEIGHT_ONE;
+			params.partials_ml[at * 2 + 1] = sum;
+		}
+	}
+}
+
+/*
+ * The whole of a kernel over tiles. Kernel has one warp's state: load_query(item), begin_item(), add_unit(), leave(),
+ * and where the block's sums lie. Queries of the next item are asked for before the sums of this one are merged.
+ */
+template <class Kernel>
+static __device__ __forceinline__ void walk_items(const struct kvg_decode_params &params, uint8_t *memory)
+{
+	constexpr uint32_t WARPS = Kernel::WARPS, SLOTS = Kernel::SLOTS, TOKENS = Kernel::TOKENS;
+	constexpr uint32_t STAGES = Kernel::STAGES;
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	const uint32_t slot = warp % SLOTS, turn = warp / SLOTS;
+	const uint32_t n_virtual = params.tables.kv_heads * params.n_chunks;
+	const uint32_t group = params.tables.q_heads / params.tables.kv_heads;
+	const uint32_t stages = shared_address(memory) + Kernel::RING_AT + warp * STAGES * Kernel::STAGE_BYTES;
+	const uint32_t barrier = shared_address(memory) + Kernel::BARRIERS_AT + warp * STAGES * 8;
+	const struct share share = find_share(params);
+	struct cursor item = share.item;
+	uint32_t item_unit = share.item_unit, stage = 0, parity = 0, unit = share.unit_first + warp;
+	ring<TOKENS, STAGES, WARPS, Kernel::TILE_BYTES> ring(params, share, warp, stages, barrier);
+	Kernel kernel(params, memory, lane);
+
+	/* Pages were complete before the kernel that makes the queries began; only its queries are waited for. */
+	wait_for_previous();
+	let_next_begin();
+	kernel.load_query(params, item.row_idx * n_virtual + item.virtual_head, lane);
+	if (Kernel::HAS_SHARED_QUERY)
+		__syncthreads();
+	while (item_unit < share.unit_end) {
+		const struct kvg_decode_row &row = params.rows[item.row_idx];
+		const uint32_t token_first = row.token_lo / TOKENS * TOKENS, lo = row.token_lo, hi = row.token_hi;
+		const uint32_t end = min(share.unit_end, item_unit + item.n_units);
+
+		kernel.begin_item(lane);
+		for (; unit < end; unit += WARPS) {
+			barrier_wait(barrier + 8 * stage, parity);
+			kernel.add_unit(stages + stage * Kernel::STAGE_BYTES,
+				token_first + (unit - item_unit) * TOKENS, lo, hi, lane);
+			__syncwarp();
+			ring.refill(stage);
+			if (++stage == STAGES) {
+				stage = 0;
+				parity ^= 1;
+			}
+		}
+
+		const uint64_t out = slot_of_item(
+			params, share, item, item_unit, item.row_idx * n_virtual + item.virtual_head);
+		const uint32_t n_heads =
+			min(group - item.virtual_head % params.n_chunks * KVG_HEADS_MAX, params.n_heads);
+
+		item_unit += item.n_units;
+		next_item(params, n_virtual, item);
+		kernel.end_item();
+		if (item_unit < share.unit_end)
+			kernel.load_query(params, item.row_idx * n_virtual + item.virtual_head, lane);
+		for (int round = WARPS / SLOTS - 1; round >= 0; round--) {
+			if (turn == (uint32_t)round)
+				kernel.leave(slot, round < (int)(WARPS / SLOTS) - 1, lane);
+			__syncthreads();
+		}
+		write_partial(params, kernel, out, n_heads);
+		__syncthreads();
+	}
+}
+
+/* Launch and load functions of one Kernel. */
+template <class Kernel>
+static __global__ void __launch_bounds__(Kernel::WARPS * 32, Kernel::BLOCKS)
+walk_kernel(const __grid_constant__ struct kvg_decode_params params)
+{
+	extern __shared__ __align__(1024) uint8_t memory[];
+
+	walk_items<Kernel>(params, memory);
+}
+
+template <class Kernel> static cudaError_t launch_walk(const struct kvg_decode_params *params, cudaStream_t stream)
+{
+	const struct kvg_grid grid = { dim3(params->n_blocks), Kernel::WARPS * 32, Kernel::SHARED_BYTES, stream,
+		params->is_dependent != 0 };
+
+	return kvg_launch(walk_kernel<Kernel>, grid, params);
+}
+
+template <class Kernel> static cudaError_t load_walk()
+{
+	static_assert(Kernel::SHARED_BYTES * Kernel::BLOCKS + 1024 * (Kernel::BLOCKS - 1) <= 227 * 1024,
+		"shared memory of one SM");
+	return cudaFuncSetAttribute(walk_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+		(int)Kernel::SHARED_BYTES);
+}
+
 } // namespace tiles
+
+/* One built variant: its launch and load functions, with C names. */
+#define KVG_TILES_VARIANT(name, ...)                                                                                \
+	extern "C" cudaError_t kvg_tiles_launch_##name(const struct kvg_decode_params *params, cudaStream_t stream) \
+	{                                                                                                           \
+		return tiles::launch_walk<tiles::__VA_ARGS__>(params, stream);                                      \
+	}                                                                                                           \
+	extern "C" cudaError_t kvg_tiles_load_##name(void)                                                          \
+	{                                                                                                           \
+		return tiles::load_walk<tiles::__VA_ARGS__>();                                                      \
+	}
 
 #endif

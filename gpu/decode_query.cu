@@ -2,7 +2,9 @@
  * Before and after attention: queries are rotated and laid out for the kernel that reads them, partial results are
  * merged by log-sum-exp in a fixed order, rotated back and stored. A query reaches PCIe once, an output once.
  */
+#include "gpu/device_asm.cuh"
 #include "gpu/device_rows.cuh"
+#include "gpu/launch.cuh"
 #include "gpu/variants.h"
 
 #define THREADS 128u
@@ -111,19 +113,10 @@ static __device__ __forceinline__ uint32_t half_bits(float value)
 	return kvg_f32_to_f16(value);
 }
 
-/*
- * B fragments of the tiles kernel: word w of lane 4g + c holds dims (d / 4) c + 2w, + 1 of column g. Up to four
- * heads have two columns each, the float16 of q and what that leaves over; more have one. All queries of the
- * virtual head share one power of two that brings the largest number into [128, 256).
- */
-static __device__ void write_fragments(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
-	uint32_t row_idx, uint32_t virtual_head, uint32_t n_heads, struct prepare_scratch *s)
+/* The largest number of the virtual head's queries; by all threads. */
+static __device__ float largest_number(struct prepare_scratch *s, uint32_t n_heads, uint32_t d)
 {
-	const uint32_t d = params->tables.k_head_dim, n_words = d / 8, n_virtual = params->tables.kv_heads * params->n_chunks;
-	const bool has_parts = params->n_heads <= 4;
-	const uint32_t item = row_idx * n_virtual + virtual_head;
 	float largest = 0;
-	int exponent = 0;
 
 	for (uint32_t i = threadIdx.x; i < n_heads * d; i += THREADS)
 		largest = fmaxf(largest, fabsf(s->q[i / d][i % d]));
@@ -133,7 +126,23 @@ static __device__ void write_fragments(const struct kvg_decode_params *params, c
 		s->largest[threadIdx.x / 32] = largest;
 	__syncthreads();
 	largest = fmaxf(fmaxf(s->largest[0], s->largest[1]), fmaxf(s->largest[2], s->largest[3]));
-	if (largest > 0 && kvg_is_finite(largest))
+	return kvg_is_finite(largest) ? largest : 0.0f;
+}
+
+/*
+ * B fragments of the tiles kernel: word w of lane 4g + c holds dims (d / 4) c + 2w, + 1 of column g. Up to four
+ * heads have two columns each, the float16 of q and what that leaves over; more have one. All queries of the
+ * virtual head share one power of two that brings the largest number into [128, 256).
+ */
+static __device__ void write_fragments(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
+	uint32_t item, uint32_t n_heads, struct prepare_scratch *s)
+{
+	const uint32_t d = params->tables.k_head_dim, n_words = d / 8;
+	const bool has_parts = params->n_heads <= 4;
+	const float largest = largest_number(s, n_heads, d);
+	int exponent = 0;
+
+	if (largest > 0)
 		frexpf(largest, &exponent);
 
 	const float scale = ldexpf(1.0f, 8 - exponent);
@@ -159,33 +168,25 @@ static __device__ void write_fragments(const struct kvg_decode_params *params, c
 }
 
 /*
- * The same for the kernel in integers: 16-bit fixed point, a scale per head, column 2 * head + part with the high
- * digit (part 0) and the low one, both signed. Word k of lane 4n + c has channels 32c + 4k to + 3 of column n.
+ * The same for the kernel in integers: 16-bit fixed point, one step for all heads (what rounding costs a logit is then
+ * the same for all), column 2 * head + part with the high digit (part 0) and the low one, both signed. Word k of lane
+ * 4n + c has channels 32c + 4k to + 3 of column n.
  */
 static __device__ void write_digits(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
-	uint32_t row_idx, uint32_t virtual_head, uint32_t n_heads, const struct prepare_scratch *s)
+	uint32_t item, uint32_t n_heads, struct prepare_scratch *s)
 {
 	const uint32_t n_groups = params->n_heads > 4 ? 2 : 1;
-	const uint32_t item = row_idx * params->tables.kv_heads * params->n_chunks + virtual_head;
+	const float largest = largest_number(s, n_heads, 128);
+	/* 32512 = 127 * 256: the high digit stays within 127. */
+	const float scale = largest > 0 ? 32512.0f / largest : 0.0f;
 	uint32_t *words = (uint32_t *)params->q_prepared + (uint64_t)item * n_groups * 256;
 
 	for (uint32_t head = threadIdx.x / 32; head < 4 * n_groups; head += WARPS) {
 		const uint32_t at = 4 * kvg_lane(); /* four channels a lane */
-		float value[4] = { 0, 0, 0, 0 }, largest = 0;
 		uint32_t high = 0, low = 0;
 
 		for (uint32_t e = 0; e < 4 && head < n_heads; e++) {
-			value[e] = s->q[head][at + e];
-			largest = fmaxf(largest, fabsf(value[e]));
-		}
-		for (uint32_t half = 16; half >= 1; half /= 2)
-			largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, half));
-
-		/* 32512 = 127 * 256: the high digit stays within 127. */
-		const float scale = largest > 0 ? 32512.0f / largest : 0.0f;
-
-		for (uint32_t e = 0; e < 4; e++) {
-			const int fixed = __float2int_rn(value[e] * scale), digit = (fixed + 128) >> 8;
+			const int fixed = __float2int_rn(s->q[head][at + e] * scale), digit = (fixed + 128) >> 8;
 
 			high |= (uint32_t)(digit & 255) << 8 * e;
 			low |= (uint32_t)((fixed - (digit << 8)) & 255) << 8 * e;
@@ -196,10 +197,9 @@ static __device__ void write_digits(const struct kvg_decode_params *params, cons
 
 		group[(4 * column + c) * 8 + k] = high;
 		group[(4 * (column + 1) + c) * 8 + k] = low;
-		if (kvg_lane() == 0)
-			params->q_scales[item * KVG_HEADS_MAX + head] =
-				largest > 0 ? op->scale * LOG2_E * (largest / 32512.0f) / params->tile_scale : 1.0f;
 	}
+	if (threadIdx.x == 0)
+		params->q_scales[item] = largest > 0 ? op->scale * LOG2_E * (largest / 32512.0f) / params->tile_scale : 1.0f;
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -214,6 +214,7 @@ prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const uint32_t first = virtual_head % params.n_chunks * KVG_HEADS_MAX;
 	const uint32_t n_heads = min(group - first, KVG_HEADS_MAX), warp = threadIdx.x / 32;
 
+	tiles::let_next_begin();
 	for (uint32_t h = warp; h < n_heads; h += WARPS) {
 		const uint32_t kv_head = virtual_head / params.n_chunks, q_head = kv_head * group + first + h;
 		const struct kvg_layer *layer = &tables->layers[op->layer];
@@ -246,9 +247,9 @@ prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
 		return;
 	__syncthreads();
 	if (params.tile_bits == 4)
-		write_fragments(&params, op, row_idx, virtual_head, n_heads, &s);
+		write_fragments(&params, op, blockIdx.x, n_heads, &s);
 	else
-		write_digits(&params, op, row_idx, virtual_head, n_heads, &s);
+		write_digits(&params, op, blockIdx.x, n_heads, &s);
 }
 
 cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cudaStream_t stream)
@@ -257,8 +258,8 @@ cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cu
 
 	if (n_blocks == 0)
 		return cudaSuccess;
-	prepare_kernel<<<n_blocks, THREADS, 0, stream>>>(*params);
-	return cudaGetLastError();
+	/* Never dependent: when it begins, the updates are complete, and so are the pages that the next kernel loads. */
+	return kvg_launch(prepare_kernel, { dim3(n_blocks), THREADS, 0, stream, false }, params);
 }
 
 /* ---- after ---- */
@@ -423,6 +424,7 @@ finish_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const uint32_t d = codec->head_dim, bytes = kvg_number_bytes(op->out_dtype);
 	float log2_sum = -INFINITY;
 
+	tiles::wait_for_previous();
 	if (row->n_work == 0) {
 		for (uint32_t i = threadIdx.x; i < d; i += THREADS)
 			s.out[i] = 0;
@@ -462,8 +464,7 @@ cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cud
 
 	if (n_blocks == 0)
 		return cudaSuccess;
-	finish_kernel<<<n_blocks, THREADS, 0, stream>>>(*params);
-	return cudaGetLastError();
+	return kvg_launch(finish_kernel, { dim3(n_blocks), THREADS, 0, stream, params->is_dependent != 0 }, params);
 }
 
 cudaError_t kvg_decode_query_load(void)

@@ -5,7 +5,9 @@
  */
 #include <cuda_fp16.h>
 
+#include "gpu/device_asm.cuh"
 #include "gpu/device_rows.cuh"
+#include "gpu/launch.cuh"
 #include "gpu/variants.h"
 
 #define THREADS 128u
@@ -35,10 +37,10 @@ static __device__ __forceinline__ void fetch(const uint8_t *pages, const struct 
 	const uint64_t block = table[token / tables->block_size];
 	const uint8_t *src = pages +
 		((block * tables->kv_heads + kv_head) * tables->block_size + token % tables->block_size) * row_bytes;
-	const uint32_t to = (uint32_t)__cvta_generic_to_shared(raw);
+	const uint32_t to = tiles::shared_address(raw);
 
 	for (uint32_t i = threadIdx.x; i < row_bytes * TOKENS / 16; i += THREADS)
-		asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16 * i), "l"(src + 16 * i) : "memory");
+		tiles::copy_16_async(to + 16 * i, src + 16 * i);
 }
 
 static __device__ __forceinline__ float number_at(const uint8_t *row, uint32_t offset, uint32_t number, uint32_t g)
@@ -266,6 +268,8 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 			acc[k][h] = 0;
 	fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, begin, memory);
 	fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, begin, memory + raw_bytes);
+	tiles::wait_for_previous();
+	tiles::let_next_begin();
 	for (uint32_t i = threadIdx.x; i < H * k_dim; i += THREADS) {
 		const uint32_t h = i / k_dim;
 
@@ -279,7 +283,7 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 		const uint32_t lo = row->token_lo > at ? row->token_lo - at : 0, hi = min(end - at, TOKENS);
 		const uint8_t *k_raw = memory + 2 * buffer * raw_bytes, *v_raw = k_raw + raw_bytes;
 
-		asm volatile("cp.async.wait_all;" ::: "memory");
+		tiles::wait_for_copies();
 		__syncthreads();
 		if (at + TOKENS < end) {
 			uint8_t *next = memory + 2 * (buffer ^ 1) * raw_bytes;
@@ -414,8 +418,8 @@ cudaError_t kvg_decode_rows_launch(const struct kvg_decode_params *params, cudaS
 				(variant.n_heads_max * params->k_dim_max +
 					TOKENS * (params->k_dim_max + params->v_dim_max + 2 * PAD));
 
-		variant.run<<<params->n_work, THREADS, bytes, stream>>>(*params);
-		return cudaGetLastError();
+		return kvg_launch(
+			variant.run, { dim3(params->n_work), THREADS, bytes, stream, params->is_dependent != 0 }, params);
 	}
 	return cudaErrorInvalidValue;
 }

@@ -5,7 +5,7 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 {
 	if (params->n_work == 0)
 		return cudaSuccess;
-#define KVG_TRY(name, dim, bits, heads, tokens)                                                              \
+#define KVG_TRY(name, dim, bits, heads, tokens, blocks)                                                      \
 	if (params->tables.k_head_dim == (dim) && params->tile_bits == (bits) && params->n_heads <= (heads)) \
 		return kvg_tiles_launch_##name(params, stream);
 	KVG_TILES_VARIANTS(KVG_TRY)
@@ -13,21 +13,16 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 	return cudaErrorInvalidValue;
 }
 
-uint32_t kvg_decode_tiles_unit_tokens(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads)
+struct kvg_tiles_plan kvg_decode_tiles_plan(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads)
 {
-#define KVG_TRY(name, dim, bits, heads, tokens)                             \
+	const uint32_t words = tile_bits == 4 ? 4 * head_dim : n_heads > 4 ? 512 : 256;
+
+#define KVG_TRY(name, dim, bits, heads, tokens, blocks)                     \
 	if (head_dim == (dim) && tile_bits == (bits) && n_heads <= (heads)) \
-		return tokens;
+		return (struct kvg_tiles_plan){ tokens, blocks, words };
 	KVG_TILES_VARIANTS(KVG_TRY)
 #undef KVG_TRY
-	return 0;
-}
-
-uint32_t kvg_decode_tiles_fragment_words(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads)
-{
-	if (tile_bits == 4)
-		return 32 * (head_dim / 8);
-	return 32 * 8 * (n_heads > 4 ? 2 : 1);
+	return (struct kvg_tiles_plan){ 0, 0, 0 };
 }
 
 cudaError_t kvg_kernels_load(void)
@@ -38,8 +33,8 @@ cudaError_t kvg_kernels_load(void)
 		error = kvg_decode_query_load();
 	if (error == cudaSuccess)
 		error = kvg_decode_rows_load();
-#define KVG_LOAD(name, dim, bits, heads, tokens) \
-	if (error == cudaSuccess)                \
+#define KVG_LOAD(name, dim, bits, heads, tokens, blocks) \
+	if (error == cudaSuccess)                        \
 		error = kvg_tiles_load_##name();
 	KVG_TILES_VARIANTS(KVG_LOAD)
 #undef KVG_LOAD

@@ -189,8 +189,11 @@ struct kvg_decode_row {
 	uint32_t n_work;     /* per virtual head: pieces (rows layout) or units (tiles) */
 	uint32_t piece_tokens;
 	uint32_t reserved;
+	/* Tiles: what its op and layer say, so that a kernel on its way to the next row reads one struct. */
+	const uint32_t *table;
+	const uint8_t *pages;
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_decode_row) == 32, "kvg_decode_row is an ABI between two compilers");
+KVG_STATIC_ASSERT(sizeof(struct kvg_decode_row) == 48, "kvg_decode_row is an ABI between two compilers");
 
 /* One wave: rows of one class of layers, bounded by the workspace. */
 struct kvg_decode_params {
@@ -199,7 +202,7 @@ struct kvg_decode_params {
 	const struct kvg_decode_row *rows; /* [n_rows] */
 	uint64_t *flags;
 	float *q_prepared;  /* [n_rows, q_heads, k_dim_max], or fragments of the tiles kernel */
-	float *q_scales;    /* tiles: [n_rows, virtual heads], times KVG_HEADS_MAX below 4 bits */
+	float *q_scales;    /* tiles: [n_rows, virtual heads] */
 	float *q_offsets;   /* [n_rows, q_heads]: what the K centre adds to every logit of a query */
 	float *partials;    /* [slots, heads, v_dim_max] */
 	float *partials_ml; /* [slots, heads, 2]: maximum in log2 units, sum */
@@ -214,9 +217,11 @@ struct kvg_decode_params {
 	uint32_t tile_table;           /* words: 16 float16 bit patterns, one a word; or 8 signed bytes */
 	float tile_scale;              /* what the centroids were multiplied with */
 	uint32_t unit_tokens;
+	uint32_t is_dependent; /* kernels of a wave begin while the one before still ends */
+	uint32_t reserved;
 };
 KVG_STATIC_ASSERT(
-	sizeof(struct kvg_decode_params) == 176, "kvg_decode_params is an ABI between two compilers");
+	sizeof(struct kvg_decode_params) == 184, "kvg_decode_params is an ABI between two compilers");
 /* Rotates the queries of the wave and brings them into the form that its kernel reads. Flags BAD_VALUE. */
 cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* Attention over rows of any format. */
@@ -226,10 +231,13 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 /* Merges the partial results of each query, rotates back, stores outputs and log-sum-exps. */
 cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 
-/* Tokens of one unit of the tiles kernel, 0 where it is not built; 32-bit words of fragments per (row,
- * virtual head). */
-uint32_t kvg_decode_tiles_unit_tokens(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads);
-uint32_t kvg_decode_tiles_fragment_words(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads);
+/* How the kernel over tiles wants its work; all 0 where it is not built. */
+struct kvg_tiles_plan {
+	uint32_t unit_tokens;
+	uint32_t blocks_per_sm;
+	uint32_t fragment_words; /* 32-bit words of queries per (row, virtual head) */
+};
+struct kvg_tiles_plan kvg_decode_tiles_plan(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads);
 
 /* Once at start: loads every kernel and sets its limits, so that no launch has to. */
 cudaError_t kvg_kernels_load(void);

@@ -232,7 +232,7 @@ static uint32_t add_heads(struct builder *b, const struct kv_row_codec *const *h
 static bool is_tile_format(const struct kv_row_codec *codec, uint32_t bits)
 {
 	return family_of(codec) == KVG_TQ && codec->format->bits == bits && codec->n_segments == 1 &&
-		kvg_decode_tiles_unit_tokens(codec->head_dim, bits, 1) != 0;
+		kvg_decode_tiles_plan(codec->head_dim, bits, 1).unit_tokens != 0;
 }
 
 /* The codebook of the tiles of this width: that of the first layer that has one. */
@@ -323,7 +323,10 @@ static float best_scale(const struct kvcb_codebook *codebook)
 	return (float)best;
 }
 
-/* Four bits: 16 float16, one a word. Fewer: signed bytes, two words. */
+/*
+ * Four bits: 16 float16, one a word. Fewer: eight signed bytes, and eight of what rounding took off, 256
+ * times finer.
+ */
 static void add_tile_table(struct builder *b, struct kvg_image *image, const struct kvcb_codebook *codebook)
 {
 	const uint32_t bits = codebook->bits, n = 1u << bits;
@@ -333,15 +336,19 @@ static void add_tile_table(struct builder *b, struct kvg_image *image, const str
 	if (b->is_complete && b->out_words)
 		image->tile_scales[bits] = best_scale(codebook);
 	for (uint32_t i = 0; i < n; i++) {
-		const float scaled =
-			(float)((double)codebook->centroids[i] * (double)image->tile_scales[bits]);
+		const double scaled = (double)codebook->centroids[i] * (double)image->tile_scales[bits];
+		const double whole = rint(scaled);
+		const uint32_t shift = 8 * (i % 4);
 
-		if (bits == 4)
-			words[i] = kv_f32_to_f16(scaled);
-		else
-			words[i / 4] |= ((uint32_t)(int32_t)rintf(scaled) & 0xFFu) << 8 * (i % 4);
+		if (bits == 4) {
+			words[i] = kv_f32_to_f16((float)scaled);
+			continue;
+		}
+		words[i / 4] |= ((uint32_t)(int32_t)whole & 0xFFu) << shift;
+		words[2 + i / 4] |= ((uint32_t)(int32_t)fmin(rint((scaled - whole) * 256), 127) & 0xFFu)
+			<< shift;
 	}
-	image->tile_tables[bits] = add_words(b, words, bits == 4 ? 16 : 2);
+	image->tile_tables[bits] = add_words(b, words, bits == 4 ? 16 : 4);
 }
 
 /* ---- pages ---- */

@@ -5,6 +5,7 @@
  * Bytes moved: the row on the wire once (over PCIe, payload stays in pinned host memory), the stored row once.
  */
 #include "gpu/device_codec.cuh"
+#include "gpu/launch.cuh"
 #include "gpu/variants.h"
 
 #define WARPS 4u
@@ -68,12 +69,18 @@ static __device__ void move_nibbles(
 /*
  * Two and three bits at 128 channels: the fragments that decode_grid.cuh reads. Lane 4g + c of a tile has two groups
  * x of `bits` words; a group holds 32 codes, four selector words of eight nibbles. Nibble n of selector word i is, for
- * K, channel 32c + 8i + n of token 4 (g >> 1) + 2x + (g & 1); for V, token 4c + (n & 3) and channel
- * 64x + 16i + 8 (n >> 2) + g.
+ * K, channel 32c + 8i + n of token 4 (g >> 1) + 2x + (g & 1); for V, token 4c + (0, 2, 1, 3 for n & 3) and channel
+ * 64x + 16i + 8 (n >> 2) + g: the order in which weights leave the scores' registers.
  */
 static __device__ __forceinline__ uint32_t *fragment_word(uint8_t *indices, uint32_t lane, uint32_t word)
 {
 	return (uint32_t *)(indices + (word < 4 ? 16 * lane + 4 * word : 512 + 8 * lane + 4 * (word - 4)));
+}
+
+/* Place of a token among the four of a word of V. */
+static __device__ __forceinline__ uint32_t place_in_four(uint32_t token)
+{
+	return (token & 1u) << 1 | (token >> 1 & 1u);
 }
 
 struct fragment_place {
@@ -84,7 +91,7 @@ static __device__ __forceinline__ struct fragment_place place_in_fragments(uint3
 {
 	if (is_v)
 		return { 4 * (channel & 7u) + token / 4, channel / 64, channel / 16 & 3u,
-			4 * (channel / 8 & 1u) + (token & 3u) };
+			4 * (channel / 8 & 1u) + place_in_four(token) };
 	return { 4 * (2 * (token / 4) + (token & 1u)) + channel / 32, token / 2 & 1u, channel / 8 & 3u, channel & 7u };
 }
 
@@ -144,7 +151,7 @@ static __device__ void write_fragments(
 		uint32_t value = 0;
 
 		if (is_v) {
-			const uint32_t lane = 4 * (rest / 2) + token / 4, group = rest & 1u, e = token & 3u;
+			const uint32_t lane = 4 * (rest / 2) + token / 4, group = rest & 1u, e = place_in_four(token);
 			uint32_t *there = fragment_word(indices, lane, group * bits + word);
 
 			for (uint32_t n = e; n < 8; n += 4)
@@ -339,8 +346,7 @@ cudaError_t kvg_rows_launch(const struct kvg_rows_params *params, cudaStream_t s
 
 	if (n_blocks == 0)
 		return cudaSuccess;
-	rows_kernel<<<n_blocks, WARPS * 32, 0, stream>>>(*params);
-	return cudaGetLastError();
+	return kvg_launch(rows_kernel, { dim3(n_blocks), WARPS * 32, 0, stream, false }, params);
 }
 
 /*
@@ -371,8 +377,7 @@ cudaError_t kvg_copy_launch(const struct kvg_copy_params *params, cudaStream_t s
 
 	if (params->n_ops == 0)
 		return cudaSuccess;
-	copy_kernel<<<grid, 128, 0, stream>>>(*params);
-	return cudaGetLastError();
+	return kvg_launch(copy_kernel, { grid, 128, 0, stream, false }, params);
 }
 
 cudaError_t kvg_rows_load(void)

@@ -11,6 +11,8 @@
 
 #define PIECE_TOKENS_MIN 64u /* rows layout: below this a piece is mostly start-up */
 #define BLOCKS_PER_SM    8u  /* rows layout: pieces wanted for each multiprocessor */
+/* Tiles: below this, one block for each multiprocessor. */
+#define UNITS_PER_BLOCK_MIN 8u
 
 struct class_of {
 	struct cuda_backend *cuda;
@@ -18,6 +20,7 @@ struct class_of {
 	const struct kvg_decode_op *ops;       /* device */
 	uint32_t tile_bits;                    /* 0: rows layout */
 	uint32_t n_heads, n_chunks, n_virtual; /* as in kvg_decode_params */
+	struct kvg_tiles_plan plan;            /* tiles */
 	uint32_t unit_tokens, piece_tokens;
 	/* The open wave: */
 	struct kvg_decode_params *wave;
@@ -101,18 +104,22 @@ static void place_workspace(struct cuda_backend *cuda, struct kvg_decode_params 
 	wave->q_offsets = (float *)(void *)at;
 }
 
-/* The grid of the tiles kernel: a little smaller where its borders then fall on those of equal rows. */
+/*
+ * The grid of the tiles kernel: a little smaller where its borders then fall on those of equal rows. Little
+ * work is not spread over more blocks than multiprocessors: every block more is a partial result more.
+ */
 static uint32_t choose_blocks(const struct class_of *class, uint32_t n_items, uint32_t n_work)
 {
-	const uint32_t n_sms = class->cuda->n_sms;
+	const uint32_t n_sms = class->cuda->n_sms, n_slots = n_sms * class->plan.blocks_per_sm;
+	const uint32_t n_most = n_work < n_slots * UNITS_PER_BLOCK_MIN ? n_sms : n_slots;
 
-	if (n_work <= n_sms)
+	if (n_work <= n_most)
 		return n_work;
-	for (uint32_t n = n_sms; class->first_units != KVG_NONE && n >= n_sms - n_sms / 16; n--) {
+	for (uint32_t n = n_most; class->first_units != KVG_NONE && n >= n_most - n_most / 16; n--) {
 		if (n_items % n == 0 || n % n_items == 0)
 			return n;
 	}
-	return n_sms;
+	return n_most;
 }
 
 static void close_wave(struct class_of *class)
@@ -146,6 +153,7 @@ static bool open_wave(struct class_of *class)
 		.tile_table = image->tile_tables[class->tile_bits],
 		.tile_scale = image->tile_scales[class->tile_bits],
 		.unit_tokens = class->unit_tokens,
+		.is_dependent = 1,
 	};
 	class->first_units = 0;
 	place_workspace(class->cuda, class->wave);
@@ -156,19 +164,18 @@ static bool open_wave(struct class_of *class)
 static bool fits(const struct class_of *class, const struct kvg_decode_params *wave)
 {
 	const uint64_t n_items = (uint64_t)wave->n_rows * class->n_virtual;
-	const uint64_t n_slots = class->tile_bits != 0 ? 2 * class->cuda->n_sms + n_items : wave->n_work;
+	const uint64_t n_slots = class->tile_bits != 0
+		? 2 * class->cuda->n_sms * class->plan.blocks_per_sm + n_items
+		: wave->n_work;
 	const uint64_t n_partials = n_slots * class->n_heads;
 	const uint64_t q_bytes = class->tile_bits != 0
-		? n_items *
-			kvg_decode_tiles_fragment_words(
-				wave->tables.k_head_dim, class->tile_bits, class->n_heads) *
-			sizeof(float)
+		? n_items * class->plan.fragment_words * sizeof(float)
 		: (uint64_t)wave->n_rows * wave->tables.q_heads * wave->k_dim_max * sizeof(float);
 
 	return q_bytes <= KVG_QUERIES_BYTES &&
 		n_partials * wave->v_dim_max * sizeof(float) <= KVG_PARTIALS_BYTES &&
 		n_partials * 2 * sizeof(float) <= KVG_SUMS_BYTES &&
-		n_items * KVG_HEADS_MAX * sizeof(float) <= KVG_SCALES_BYTES &&
+		n_items * sizeof(float) <= KVG_SCALES_BYTES &&
 		(uint64_t)wave->n_rows * wave->tables.q_heads * sizeof(float) <= KVG_OFFSETS_BYTES;
 }
 
@@ -207,7 +214,9 @@ static bool add_row(struct class_of *class, const struct kv_decode_op *op, uint3
 				.token_hi = hi,
 				.work_first = class->wave->n_work,
 				.n_work = n_work,
-				.piece_tokens = class->piece_tokens };
+				.piece_tokens = class->piece_tokens,
+				.table = kvg_area_address(flight, op->table),
+				.pages = flight->batch->pool->image->layers[op->layer].k };
 			if (class->wave->n_rows == 0)
 				class->first_units = n_work;
 			else if (class->first_units != n_work)
@@ -300,9 +309,8 @@ void kvg_translate_decodes(struct cuda_backend *cuda, struct kvg_flight *flight)
 			.n_chunks = kv_div_up_u32(group, KVG_HEADS_MAX) };
 
 		class.n_virtual = spec->kv_heads * class.n_chunks;
-		class.unit_tokens = bits != 0
-			? kvg_decode_tiles_unit_tokens(spec->k_head_dim, bits, class.n_heads)
-			: KVG_TILE_TOKENS;
+		class.plan = kvg_decode_tiles_plan(spec->k_head_dim, bits, class.n_heads);
+		class.unit_tokens = bits != 0 ? class.plan.unit_tokens : KVG_TILE_TOKENS;
 		if (batch->pool->image->has_bits[bits])
 			translate_class(&class);
 	}

@@ -1,2 +1,2 @@
 #include "gpu/decode_grid.cuh"
-KVG_GRID_VARIANT(d128_b3_h4, 3, 64, 2, 12, 1, 4)
+KVG_TILES_VARIANT(d128_b3_h4, grid<3, 64, 2, 8, 2, 1, 4, 4, false>)

@@ -1,2 +1,2 @@
 #include "gpu/decode_grid.cuh"
-KVG_GRID_VARIANT(d128_b3_h8, 3, 64, 2, 12, 2, 4)
+KVG_TILES_VARIANT(d128_b3_h8, grid<3, 64, 2, 12, 1, 2, 4, 4, true>)
