@@ -2,7 +2,8 @@
  * What the kernels over tiles share: the walk over the work list, the ring that a warp streams its units through, and
  * the way from the warps' sums to a partial result. A unit is TOKENS tokens of one item, an item is one (row, virtual
  * head); thread blocks share the list of units evenly, whatever the lengths, and the warps of a block take its units in
- * turn. What differs is in the struct Kernel of decode_tiles.cuh and decode_grid.cuh.
+ * turn. Where lengths differ an item ends with idle units, which stand for what every item costs: without them a block
+ * with many short ones would work several times as long as others. What differs is in the struct Kernel of decode_tiles.cuh and decode_grid.cuh.
  */
 #ifndef GPU_DECODE_COMMON_CUH
 #define GPU_DECODE_COMMON_CUH
@@ -90,10 +91,10 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 	uint32_t lane, block_shift, unit_end;
 	uint32_t unit, at; /* the next one to load, and its number in the item */
 	struct cursor item;
-	/* Of the item: its block table, the pages of its layer and KV head, its first and last tile. */
+	/* Of the item: its block table, the pages of its layer and KV head, its tiles. */
 	const uint32_t *table;
 	const uint8_t *pages;
-	uint32_t tile_first, tile_last;
+	uint32_t tile_first, tile_low, tile_high;
 	uint32_t block_bytes;
 	const uint8_t *source; /* lane < TILES: its tile of the next unit */
 
@@ -125,33 +126,45 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 
 		table = row.table;
 		tile_first = row.token_lo / TOKENS * TILES + lane;
-		tile_last = (row.token_hi - 1) / 16;
+		tile_low = row.token_lo / 16;
+		tile_high = (row.token_hi - 1) / 16;
 		pages = row.pages + ((uint64_t)(item.virtual_head / params.n_chunks) * TILE_BYTES << block_shift);
 	}
 
-	/* Block ids are read one unit ahead, so that nobody waits for the table. */
+	/*
+	 * Block ids are read one unit ahead, so that nobody waits for the table. Tiles of a unit that nobody sees are not
+	 * read, others stand in for them: their blocks may be gone.
+	 */
 	__device__ __forceinline__ void look_ahead()
 	{
 		if (unit >= unit_end || lane >= TILES)
 			return;
 
-		const uint32_t tile = min(tile_first + at * TILES, tile_last);
+		const uint32_t tile = min(max(tile_first + at * TILES, tile_low), tile_high);
 
 		source = pages + (uint64_t)table[tile >> block_shift] * block_bytes +
 			(tile & ((1u << block_shift) - 1)) * TILE_BYTES;
 	}
 
+	/* To the warp's next unit that has tokens. */
 	__device__ __forceinline__ void move_on(uint32_t n)
 	{
+		bool is_new = false;
+
 		unit += n;
 		at += n;
-		if (unit >= unit_end || at < item.n_units)
-			return;
-		do {
-			at -= item.n_units;
-			next_item(params, params.tables.kv_heads * params.n_chunks, item);
-		} while (at >= item.n_units);
-		enter_item();
+		while (unit < unit_end && at + params.idle_units >= item.n_units) {
+			if (at < item.n_units) {
+				unit += WARPS;
+				at += WARPS;
+			} else {
+				at -= item.n_units;
+				next_item(params, params.tables.kv_heads * params.n_chunks, item);
+				is_new = true;
+			}
+		}
+		if (is_new && unit < unit_end)
+			enter_item();
 	}
 
 	/* Loads the next unit into the stage, which all lanes have read. */
@@ -274,9 +287,11 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 	while (item_unit < share.unit_end) {
 		const struct kvg_decode_row &row = params.rows[item.row_idx];
 		const uint32_t token_first = row.token_lo / TOKENS * TOKENS, lo = row.token_lo, hi = row.token_hi;
-		const uint32_t end = min(share.unit_end, item_unit + item.n_units);
+		const uint32_t end = min(share.unit_end, item_unit + item.n_units - params.idle_units);
 
 		kernel.begin_item(lane);
+		while (unit < item_unit)
+			unit += WARPS;
 		for (; unit < end; unit += WARPS) {
 			barrier_wait(barrier + 8 * stage, parity);
 			kernel.add_unit(stages + stage * Kernel::STAGE_BYTES,
@@ -314,7 +329,7 @@ template <class Kernel>
 static __global__ void __launch_bounds__(Kernel::WARPS * 32, Kernel::BLOCKS)
 walk_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
-	extern __shared__ __align__(1024) uint8_t memory[];
+	KVG_DYNAMIC_SHARED(memory, 1024);
 
 	walk_items<Kernel>(params, memory);
 }

@@ -121,7 +121,7 @@ struct grid {
 		float y[GROUPS][TILES][2], inverse[TILES][2];
 	};
 
-	__device__ __forceinline__ grid(const struct kvg_decode_params &params, uint8_t *memory, uint32_t lane)
+	__device__ __forceinline__ grid(const struct kvg_decode_params &params, uint8_t *memory, uint32_t)
 		: sums((float *)(memory + SUMS_AT)), max_sums((float *)(memory + MAX_SUMS_AT)),
 		  low_table(params.tables.words[params.tile_table]), high_table(params.tables.words[params.tile_table + 1]),
 		  low_rests(params.tables.words[params.tile_table + 2]), high_rests(params.tables.words[params.tile_table + 3]),

@@ -84,7 +84,7 @@ static __device__ void prepare_rows(const struct kvg_decode_params *params, cons
 
 /*
  * scale * <q, K centre>: belongs to every logit of the query, so weights do not change, and the finish kernel adds it to
- * the log-sum-exp. A rotated query meets the centre in the rows' basis.
+ * the log-sum-exp; only a soft cap wants it before. A rotated query meets the centre in the rows' basis.
  */
 static __device__ float center_offset(const struct kvg_tables *tables, const struct kvg_codec *codec,
 	const struct kvg_decode_op *op, const float *center, const float *q, float *from, float *to)
@@ -222,7 +222,7 @@ prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
 		const float *center = kvg_center_of(tables, layer, kv_head);
 
 		load_query(&params, row, op, q_head, s.q[h]);
-		if (center && op->lse) {
+		if (center && (op->lse || layer->softcap > 0 || layer->sinks != KVG_NONE)) {
 			const float offset =
 				center_offset(tables, codec, op, center, s.q[h], s.from[warp], s.to[warp]);
 
@@ -312,10 +312,10 @@ static __device__ __forceinline__ uint32_t part_slot(const struct parts *parts, 
 
 /*
  * acc[] = the merged weighted sum over its denominator; returns log2 of the softmax denominator. Parts are taken in
- * their order, 128 weights at a time.
+ * their order, 128 weights at a time. `sink` is one more logit, in log2 units, or -infinity.
  */
 static __device__ float merge(const struct kvg_decode_params *params, const struct parts *parts, uint32_t head,
-	uint32_t v_dim, struct finish_scratch *s)
+	uint32_t v_dim, float sink, struct finish_scratch *s)
 {
 	float max = -INFINITY, sum = 0, sums[4] = { 0, 0, 0, 0 };
 
@@ -364,13 +364,17 @@ static __device__ float merge(const struct kvg_decode_params *params, const stru
 		__syncthreads();
 	}
 
-	const float factor = 1.0f / (params->tile_bits != 0 ? sum * params->tile_scale : sum);
+	const float top = fmaxf(max, sink), shrink = exp2f(max - top);
+
+	sum = sum * shrink + exp2f(sink - top);
+
+	const float factor = shrink / (params->tile_bits != 0 ? sum * params->tile_scale : sum);
 
 	for (uint32_t k = 0; k < 4; k++) {
 		if (threadIdx.x + k * THREADS < v_dim)
 			s->acc[threadIdx.x + k * THREADS] = sums[k] * factor;
 	}
-	return max + log2f(sum);
+	return top + log2f(sum);
 }
 
 /* acc[] in the segments' bases to out[] in the channels'. A warp turns one segment. */
@@ -422,17 +426,26 @@ finish_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const struct kvg_codec *codec = kvg_codec_of(tables, layer, true, q_head / group);
 	const uint64_t query = (uint64_t)row->row * tables->q_heads + q_head;
 	const uint32_t d = codec->head_dim, bytes = kvg_number_bytes(op->out_dtype);
-	float log2_sum = -INFINITY;
+	const bool has_offset = row->n_work != 0 && layer->k_center != KVG_NONE && layer->softcap <= 0;
+	const bool has_sink = layer->sinks != KVG_NONE && !(op->flags & KVG_NO_SINKS);
+	float offset = 0, log2_sum;
 
 	tiles::wait_for_previous();
+	if (has_offset && (op->lse || has_sink))
+		offset = params.q_offsets[(uint64_t)row_idx * tables->q_heads + q_head];
+
+	const float sink =
+		has_sink ? (kvg_floats(tables, layer->sinks)[q_head] - offset) * LOG2_E : -INFINITY;
+
 	if (row->n_work == 0) {
 		for (uint32_t i = threadIdx.x; i < d; i += THREADS)
 			s.out[i] = 0;
+		log2_sum = sink;
 	} else {
 		const uint32_t item = row_idx * tables->kv_heads * params.n_chunks + virtual_head;
 		const struct parts parts = find_parts(&params, row, virtual_head, item);
 
-		log2_sum = merge(&params, &parts, in_group % KVG_HEADS_MAX, codec->prepared_dim, &s);
+		log2_sum = merge(&params, &parts, in_group % KVG_HEADS_MAX, codec->prepared_dim, sink, &s);
 		__syncthreads();
 		turn_back(tables, codec, (op->flags & KVG_OUT_ROTATED) != 0, &s);
 	}
@@ -452,10 +465,7 @@ finish_kernel(const __grid_constant__ struct kvg_decode_params params)
 			((uint4 *)out)[i] = ((const uint4 *)s.stored)[i];
 	}
 	if (op->lse && threadIdx.x == 0)
-		op->lse[query] = log2_sum * LN_2 +
-			(row->n_work != 0 && layer->k_center != KVG_NONE
-					? params.q_offsets[(uint64_t)row_idx * tables->q_heads + q_head]
-					: 0.0f);
+		op->lse[query] = log2_sum * LN_2 + offset;
 }
 
 cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cudaStream_t stream)

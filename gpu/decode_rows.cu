@@ -12,6 +12,8 @@
 
 #define THREADS 128u
 #define TOKENS  KVG_TILE_TOKENS
+#define LOG2_E  1.4426950408889634f
+#define LN_2    0.6931471805599453f
 #define PAD     4u /* floats behind an expanded row: 16-byte reads of 8 rows fall on different banks */
 
 /* The row that work `idx` belongs to: the last one that begins at or before it. */
@@ -219,12 +221,23 @@ static __device__ __forceinline__ void expand(const struct kvg_codec *codec, con
 	}
 }
 
+/* A logit in log2 units, capped and sloped: core/attention.h has the order. */
+static __device__ __forceinline__ float bend(
+	const struct kvg_layer *layer, float offset, float slope, float distance, float score)
+{
+	float x = score * LN_2;
+
+	if (layer->softcap > 0)
+		x = layer->softcap * tanhf((x + offset) / layer->softcap);
+	return (x + slope * distance) * LOG2_E;
+}
+
 /* NV: accumulators of 128 channels each; H: query heads, 4 or 8. */
 template <int NV, int H>
 static __global__ void __launch_bounds__(THREADS, 5)
 rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
-	extern __shared__ __align__(16) uint8_t memory[];
+	KVG_DYNAMIC_SHARED(memory, 16);
 	__shared__ __align__(16) float weights[TOKENS][H];
 	__shared__ float shrink[H], k_table[256], v_table[256];
 	__shared__ struct kvg_codec codecs[2];
@@ -250,8 +263,11 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const uint32_t first_head = virtual_head % params.n_chunks * KVG_HEADS_MAX;
 	const uint32_t n_heads = min(group - first_head, KVG_HEADS_MAX);
 	const uint32_t k_dim = k_codec->prepared_dim, v_dim = v_codec->prepared_dim;
-	const uint32_t begin = row->token_lo / TOKENS * TOKENS + piece * row->piece_tokens;
-	const uint32_t end = min(row->token_hi, begin + row->piece_tokens);
+	/* Tiles of the first tokens, then those from token_lo's on, as if they were one behind the other. */
+	const uint32_t n_first = (row->first_hi + TOKENS - 1) / TOKENS, tile_low = row->token_lo / TOKENS - n_first;
+	const uint32_t begin = piece * (row->piece_tokens / TOKENS);
+	const uint32_t end =
+		min((row->token_hi + TOKENS - 1) / TOKENS - tile_low, begin + row->piece_tokens / TOKENS);
 	const uint32_t raw_bytes = TOKENS * params.raw_bytes_max;
 	float *q = (float *)(memory + 4 * raw_bytes);
 	float *k_expanded = q + H * params.k_dim_max, *v_expanded = k_expanded + TOKENS * (params.k_dim_max + PAD);
@@ -260,16 +276,28 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 	constexpr uint32_t PARTS = 8 / H;
 	const uint32_t token = threadIdx.x % TOKENS, head = threadIdx.x / (TOKENS * PARTS);
 	const uint32_t part = threadIdx.x / TOKENS % PARTS;
+	const bool bends = layer->softcap > 0 || layer->alibi != KVG_NONE;
+	float cap_offset = 0, slope = 0;
 	uint32_t buffer = 0;
 	float acc[NV][H], max = -INFINITY, sum = 0;
 
 	for (int k = 0; k < NV; k++)
 		for (int h = 0; h < H; h++)
 			acc[k][h] = 0;
-	fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, begin, memory);
-	fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, begin, memory + raw_bytes);
+	const uint32_t first_at = (begin < n_first ? begin : begin + tile_low) * TOKENS;
+
+	fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, first_at, memory);
+	fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, first_at, memory + raw_bytes);
 	tiles::wait_for_previous();
 	tiles::let_next_begin();
+	if (bends && head < n_heads) {
+		const uint32_t q_head = kv_head * group + first_head + head;
+
+		if (layer->softcap > 0 && layer->k_center != KVG_NONE)
+			cap_offset = params.q_offsets[(uint64_t)(row - params.rows) * tables->q_heads + q_head];
+		if (layer->alibi != KVG_NONE)
+			slope = kvg_floats(tables, layer->alibi)[q_head];
+	}
 	for (uint32_t i = threadIdx.x; i < H * k_dim; i += THREADS) {
 		const uint32_t h = i / k_dim;
 
@@ -279,17 +307,21 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 				     i % k_dim]
 				   : 0.0f;
 	}
-	for (uint32_t at = begin; at < end; at += TOKENS, buffer ^= 1) {
-		const uint32_t lo = row->token_lo > at ? row->token_lo - at : 0, hi = min(end - at, TOKENS);
+	for (uint32_t tile = begin; tile < end; tile++, buffer ^= 1) {
+		const bool is_first = tile < n_first;
+		const uint32_t at = (is_first ? tile : tile + tile_low) * TOKENS;
+		const uint32_t lo = !is_first && row->token_lo > at ? row->token_lo - at : 0;
+		const uint32_t hi = min((is_first ? row->first_hi : row->token_hi) - at, TOKENS);
 		const uint8_t *k_raw = memory + 2 * buffer * raw_bytes, *v_raw = k_raw + raw_bytes;
 
 		tiles::wait_for_copies();
 		__syncthreads();
-		if (at + TOKENS < end) {
+		if (tile + 1 < end) {
+			const uint32_t next_at = (tile + 1 < n_first ? tile + 1 : tile + 1 + tile_low) * TOKENS;
 			uint8_t *next = memory + 2 * (buffer ^ 1) * raw_bytes;
 
-			fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, at + TOKENS, next);
-			fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, at + TOKENS, next + raw_bytes);
+			fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, next_at, next);
+			fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, next_at, next + raw_bytes);
 		}
 		if (!k_is_plain || !v_is_plain) {
 			if (!k_is_plain)
@@ -324,6 +356,8 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 			score += __shfl_xor_sync(0xFFFFFFFFu, score, TOKENS);
 		if (k_is_plain)
 			score *= plain_scale(k_codec, k_raw, token);
+		if (bends)
+			score = bend(layer, cap_offset, slope, (float)(at + token) - (float)(row->token_hi - 1), score);
 		if (!is_seen)
 			score = -INFINITY;
 

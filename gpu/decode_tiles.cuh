@@ -74,7 +74,7 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 		}
 	}
 
-	__device__ __forceinline__ void begin_item(uint32_t lane)
+	__device__ __forceinline__ void begin_item(uint32_t)
 	{
 #pragma unroll
 		for (int h = 0; h < LANE_HEADS; h++)

@@ -1,7 +1,7 @@
 /*
  * The instructions that C++ has no words for, each in a small function: byte permutes, fast exponentials, matrix
- * products, bulk copies and their barriers, programmatic dependent launch. Without nvcc the same functions come from
- * tests/gpu/host (plain C++, one fiber per thread), which is how a machine without a GPU runs these kernels.
+ * products, bulk copies and their barriers, programmatic dependent launch. Tests without a GPU bring the same
+ * functions in plain C++ (tests/gpu/host), with a fiber for each thread.
  */
 #ifndef GPU_DEVICE_ASM_CUH
 #define GPU_DEVICE_ASM_CUH
@@ -9,6 +9,9 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
+
+/* Shared memory whose size the launch says. */
+#define KVG_DYNAMIC_SHARED(name, alignment) extern __shared__ __align__(alignment) uint8_t name[]
 
 namespace tiles
 {
@@ -211,8 +214,6 @@ static __device__ __forceinline__ void let_next_begin()
 
 } // namespace tiles
 
-#else
-#include "tests/gpu/host/device_asm.h"
 #endif
 
 #endif

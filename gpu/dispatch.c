@@ -5,7 +5,7 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 {
 	if (params->n_work == 0)
 		return cudaSuccess;
-#define KVG_TRY(name, dim, bits, heads, tokens, blocks)                                                      \
+#define KVG_TRY(name, dim, bits, heads, tokens, blocks, idle)                                                \
 	if (params->tables.k_head_dim == (dim) && params->tile_bits == (bits) && params->n_heads <= (heads)) \
 		return kvg_tiles_launch_##name(params, stream);
 	KVG_TILES_VARIANTS(KVG_TRY)
@@ -17,12 +17,12 @@ struct kvg_tiles_plan kvg_decode_tiles_plan(uint32_t head_dim, uint32_t tile_bit
 {
 	const uint32_t words = tile_bits == 4 ? 4 * head_dim : n_heads > 4 ? 512 : 256;
 
-#define KVG_TRY(name, dim, bits, heads, tokens, blocks)                     \
+#define KVG_TRY(name, dim, bits, heads, tokens, blocks, idle)               \
 	if (head_dim == (dim) && tile_bits == (bits) && n_heads <= (heads)) \
-		return (struct kvg_tiles_plan){ tokens, blocks, words };
+		return (struct kvg_tiles_plan){ tokens, blocks, idle, words };
 	KVG_TILES_VARIANTS(KVG_TRY)
 #undef KVG_TRY
-	return (struct kvg_tiles_plan){ 0, 0, 0 };
+	return (struct kvg_tiles_plan){ 0, 0, 0, 0 };
 }
 
 cudaError_t kvg_kernels_load(void)
@@ -33,8 +33,8 @@ cudaError_t kvg_kernels_load(void)
 		error = kvg_decode_query_load();
 	if (error == cudaSuccess)
 		error = kvg_decode_rows_load();
-#define KVG_LOAD(name, dim, bits, heads, tokens, blocks) \
-	if (error == cudaSuccess)                        \
+#define KVG_LOAD(name, dim, bits, heads, tokens, blocks, idle) \
+	if (error == cudaSuccess)                              \
 		error = kvg_tiles_load_##name();
 	KVG_TILES_VARIANTS(KVG_LOAD)
 #undef KVG_LOAD

@@ -99,9 +99,12 @@ struct kvg_layer {
 	uint32_t k_bytes_before, v_bytes_before; /* one packed row of each layer before */
 	uint32_t group_idx;
 	uint32_t layout; /* enum kvg_layout */
-	uint32_t reserved;
+	/* core/attention.h, struct kv_attention_options. In KVG_LAYOUT_TILES only sinks. */
+	float softcap;         /* 0: none */
+	uint32_t sinks, alibi; /* words: [q_heads] floats, or KVG_NONE */
+	uint32_t reserved[2];
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_layer) == 72, "kvg_layer is an ABI between two compilers");
+KVG_STATIC_ASSERT(sizeof(struct kvg_layer) == 88, "kvg_layer is an ABI between two compilers");
 
 /* Tables of one pool in device memory. */
 struct kvg_tables {
@@ -165,7 +168,7 @@ cudaError_t kvg_copy_launch(const struct kvg_copy_params *params, cudaStream_t s
 
 /* ---- decode ---- */
 
-enum kvg_decode_flag { KVG_Q_ROTATED = 1, KVG_OUT_ROTATED = 2 };
+enum kvg_decode_flag { KVG_Q_ROTATED = 1, KVG_OUT_ROTATED = 2, KVG_NO_SINKS = 4 };
 
 struct kvg_decode_op {
 	const uint8_t *q; /* [q_len, q_heads, k_head_dim] */
@@ -179,8 +182,9 @@ struct kvg_decode_op {
 KVG_STATIC_ASSERT(sizeof(struct kvg_decode_op) == 48, "kvg_decode_op is an ABI between two compilers");
 
 /*
- * One query row: attends to tokens [token_lo, token_hi). A virtual head is a KV head and up to KVG_HEADS_MAX
- * of its query heads. Rows without tokens have no work and are answered by the finish kernel alone.
+ * One query row: attends to tokens [0, first_hi), rows layout only, and [token_lo, token_hi). A virtual head
+ * is a KV head and up to KVG_HEADS_MAX of its query heads. Rows without tokens have no work and are answered
+ * by the finish kernel alone.
  */
 struct kvg_decode_row {
 	uint32_t op_idx, row;
@@ -188,7 +192,7 @@ struct kvg_decode_row {
 	uint32_t work_first; /* work of the rows before */
 	uint32_t n_work;     /* per virtual head: pieces (rows layout) or units (tiles) */
 	uint32_t piece_tokens;
-	uint32_t reserved;
+	uint32_t first_hi; /* at most token_lo */
 	/* Tiles: what its op and layer say, so that a kernel on its way to the next row reads one struct. */
 	const uint32_t *table;
 	const uint8_t *pages;
@@ -218,7 +222,8 @@ struct kvg_decode_params {
 	float tile_scale;              /* what the centroids were multiplied with */
 	uint32_t unit_tokens;
 	uint32_t is_dependent; /* kernels of a wave begin while the one before still ends */
-	uint32_t reserved;
+	uint32_t
+		idle_units; /* tiles: at the end of the units of every row and virtual head, without tokens */
 };
 KVG_STATIC_ASSERT(
 	sizeof(struct kvg_decode_params) == 184, "kvg_decode_params is an ABI between two compilers");
@@ -235,6 +240,7 @@ cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cud
 struct kvg_tiles_plan {
 	uint32_t unit_tokens;
 	uint32_t blocks_per_sm;
+	uint32_t idle_units;     /* what a (row, virtual head) costs beside its units */
 	uint32_t fragment_words; /* 32-bit words of queries per (row, virtual head) */
 };
 struct kvg_tiles_plan kvg_decode_tiles_plan(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads);

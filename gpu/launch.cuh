@@ -19,6 +19,7 @@ struct kvg_grid {
 template <class Params>
 static cudaError_t kvg_launch(void (*kernel)(Params), const struct kvg_grid &grid, const Params *params)
 {
+#ifdef __CUDACC__
 	cudaLaunchAttribute attribute;
 	cudaLaunchConfig_t config = {};
 	void *arguments[] = { (void *)params };
@@ -37,6 +38,13 @@ static cudaError_t kvg_launch(void (*kernel)(Params), const struct kvg_grid &gri
 	/* Not left behind for a later call to report. */
 	(void)cudaGetLastError();
 	return error;
+#else
+	const struct fiber_grid fibers = { { grid.blocks.x, grid.blocks.y, grid.blocks.z }, grid.n_threads };
+	struct host_launch<Params> launch = { kernel, params };
+
+	fibers_run(&fibers, launch.run, &launch);
+	return cudaSuccess;
+#endif
 }
 
 #endif

@@ -250,6 +250,9 @@ static uint32_t tile_bits_of(const struct kv_pool_spec *spec, const struct kv_la
 {
 	const uint32_t bits = layer->k->format->bits;
 
+	/* The other kernel's: logits that are bent, and tokens that are not in one piece. */
+	if (layer->softcap > 0 || layer->alibi || layer->sink_tokens > 0)
+		return 0;
 	if (bits == 0 || bits > KVG_TILE_BITS_MAX || !is_tile_format(layer->k, bits) ||
 		!is_tile_format(layer->v, bits) || layer->k->head_dim != layer->v->head_dim)
 		return 0;
@@ -408,6 +411,8 @@ static void walk(struct builder *b, struct kvg_image *image, const struct kv_poo
 		const uint32_t k_heads = add_heads(b, layer->k_heads, spec->kv_heads);
 		const uint32_t v_heads = add_heads(b, layer->v_heads, spec->kv_heads);
 		const uint32_t k_center = share_words(b, layer->k_center, spec->kv_heads * spec->k_head_dim);
+		const uint32_t sinks = share_words(b, layer->sinks, spec->q_heads);
+		const uint32_t alibi = share_words(b, layer->alibi, spec->q_heads);
 
 		if (image->layers) {
 			struct kvg_layer *out = &image->layers[l];
@@ -417,6 +422,9 @@ static void walk(struct builder *b, struct kvg_image *image, const struct kv_poo
 			out->k_heads = k_heads;
 			out->v_heads = v_heads;
 			out->k_center = k_center;
+			out->softcap = layer->softcap;
+			out->sinks = sinks;
+			out->alibi = alibi;
 			out->k_bytes_before = l == 0 ? 0 : out[-1].k_bytes_before + layer[-1].k->row_bytes;
 			out->v_bytes_before = l == 0 ? 0 : out[-1].v_bytes_before + layer[-1].v->row_bytes;
 		}
@@ -430,25 +438,19 @@ static void walk(struct builder *b, struct kvg_image *image, const struct kv_poo
 }
 
 /* What kernels do not do is refused here, never at a DECODE. */
-static enum kv_status check_attention(const struct kv_pool_spec *spec, struct kv_error *err)
+static enum kv_status check_options(const struct kv_pool_spec *spec, struct kv_error *err)
 {
-	for (uint32_t l = 0; l < spec->n_layers; l++) {
-		const struct kv_layer_spec *layer = &spec->layers[l];
-
-		if (layer->sink_tokens > 0 || layer->softcap > 0 || layer->sinks || layer->alibi)
-			return kv_fail(err, KV_UNSUPPORTED,
-				"pool %s: layer %u has sink_tokens, softcap, sinks or alibi, which the CUDA "
-				"backend does not serve",
-				spec->name, l);
-	}
-	return KV_OK;
+	if (spec->exact_tokens == 0)
+		return KV_OK;
+	return kv_fail(err, KV_UNSUPPORTED, "pool %s: exact_tokens, which the CUDA backend does not serve",
+		spec->name);
 }
 
 static enum kv_status build(struct kvg_image *image, struct builder *b, const struct kv_pool_spec *spec,
 	bool is_complete, struct kv_error *err)
 {
 	uint64_t end = 0;
-	const enum kv_status status = check_attention(spec, err);
+	const enum kv_status status = check_options(spec, err);
 
 	if (status != KV_OK)
 		return status;

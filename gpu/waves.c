@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "core/attention.h"
 #include "core/checked.h"
 #include "core/format.h"
 #include "gpu/backend_internal.h"
@@ -22,6 +23,7 @@ struct class_of {
 	uint32_t n_heads, n_chunks, n_virtual; /* as in kvg_decode_params */
 	struct kvg_tiles_plan plan;            /* tiles */
 	uint32_t unit_tokens, piece_tokens;
+	uint32_t idle_units; /* of every (row, virtual head) with tokens */
 	/* The open wave: */
 	struct kvg_decode_params *wave;
 	struct kvg_decode_row *rows;
@@ -33,23 +35,25 @@ static uint32_t max_u32(uint32_t a, uint32_t b)
 	return a > b ? a : b;
 }
 
-/* Row i of an op sees n_tokens_seen - q_len + 1 + i tokens; nothing where that is not positive. */
-static void tokens_of(const struct kv_decode_op *op, uint32_t row, uint32_t *lo, uint32_t *hi)
+static struct kv_attention_range tokens_of(
+	const struct class_of *class, const struct kv_decode_op *op, uint32_t row)
 {
-	const uint64_t end = (uint64_t)op->n_tokens_seen + 1 + row;
+	const struct kv_layer_spec *layer = &class->flight->batch->pool->spec->layers[op->layer];
 
-	*hi = end > op->q_len ? (uint32_t)(end - op->q_len) : 0;
-	*lo = op->window != 0 && *hi > op->window ? *hi - op->window : 0;
+	return kv_attention_range(op->n_tokens_seen, op->q_len, row, op->window, layer->sink_tokens);
 }
 
-static uint32_t work_of(const struct class_of *class, uint32_t lo, uint32_t hi)
+/* Units, or pieces of tiles: those of the first tokens, and those from the tile of tokens.lo on. */
+static uint32_t work_of(const struct class_of *class, const struct kv_attention_range *tokens)
 {
 	const uint32_t step = class->tile_bits != 0 ? class->unit_tokens : KVG_TILE_TOKENS;
-	const uint32_t begin = lo / step * step;
+	const uint32_t n_steps =
+		kv_div_up_u32(tokens->first_hi, step) + kv_div_up_u32(tokens->hi, step) - tokens->lo / step;
 
-	return hi > lo
-		? kv_div_up_u32(hi - begin, class->tile_bits != 0 ? class->unit_tokens : class->piece_tokens)
-		: 0;
+	if (tokens->hi <= tokens->lo)
+		return 0;
+	return class->tile_bits != 0 ? n_steps
+				     : kv_div_up_u32(n_steps, class->piece_tokens / KVG_TILE_TOKENS);
 }
 
 static bool is_in_class(const struct class_of *class, const struct kv_decode_op *op)
@@ -64,6 +68,30 @@ static bool is_refused(const struct class_of *class, const struct kv_decode_op *
 	return class->flight->batch->results[op->result_idx].status != KV_OK;
 }
 
+/*
+ * Idle units where lengths differ: what is shared out is then time, not tokens. Equal rows need none, and few
+ * long ones would be shared out worse.
+ */
+static void choose_idle_units(struct class_of *class)
+{
+	const struct kv_batch *batch = class->flight->batch;
+	uint32_t first = 0;
+
+	class->idle_units = 0;
+	for (uint32_t i = 0; i < batch->n_decodes; i++) {
+		const struct kv_decode_op *op = &batch->decodes[i];
+
+		for (uint32_t row = 0; is_in_class(class, op) && row < op->q_len; row++) {
+			const struct kv_attention_range tokens = tokens_of(class, op, row);
+			const uint32_t n_work = work_of(class, &tokens);
+
+			if (first != 0 && n_work != 0 && n_work != first)
+				class->idle_units = class->plan.idle_units;
+			first = n_work != 0 ? n_work : first;
+		}
+	}
+}
+
 /* Pieces of the rows layout: the class's tokens over what the device takes side by side. */
 static void choose_piece(struct class_of *class)
 {
@@ -74,10 +102,9 @@ static void choose_piece(struct class_of *class)
 		const struct kv_decode_op *op = &batch->decodes[i];
 
 		for (uint32_t row = 0; is_in_class(class, op) && row < op->q_len; row++) {
-			uint32_t lo, hi;
+			const struct kv_attention_range tokens = tokens_of(class, op, row);
 
-			tokens_of(op, row, &lo, &hi);
-			n_tokens += hi - lo;
+			n_tokens += tokens.first_hi + tokens.hi - tokens.lo;
 		}
 	}
 
@@ -154,6 +181,7 @@ static bool open_wave(struct class_of *class)
 		.tile_scale = image->tile_scales[class->tile_bits],
 		.unit_tokens = class->unit_tokens,
 		.is_dependent = 1,
+		.idle_units = class->idle_units,
 	};
 	class->first_units = 0;
 	place_workspace(class->cuda, class->wave);
@@ -185,16 +213,15 @@ static bool add_row(struct class_of *class, const struct kv_decode_op *op, uint3
 	struct kvg_flight *flight = class->flight;
 	const struct kv_layer_spec *layer = &flight->batch->pool->spec->layers[op->layer];
 
+	const struct kv_attention_range tokens = tokens_of(class, op, row);
+
 	for (uint32_t attempt = 0; attempt < 2; attempt++) {
 		if (!class->wave && !open_wave(class))
 			return false;
 
 		struct kvg_decode_params grown = *class->wave;
-		uint32_t lo, hi;
-
-		tokens_of(op, row, &lo, &hi);
-
-		const uint32_t n_work = work_of(class, lo, hi);
+		const uint32_t n_units = work_of(class, &tokens);
+		const uint32_t n_work = n_units != 0 ? n_units + class->idle_units : 0;
 		const uint64_t n_work_all = grown.n_work + (uint64_t)n_work * class->n_virtual;
 
 		grown.n_rows++;
@@ -210,8 +237,9 @@ static bool add_row(struct class_of *class, const struct kv_decode_op *op, uint3
 				return false;
 			*out = (struct kvg_decode_row){ .op_idx = op_idx,
 				.row = row,
-				.token_lo = lo,
-				.token_hi = hi,
+				.token_lo = tokens.lo,
+				.token_hi = tokens.hi,
+				.first_hi = tokens.first_hi,
 				.work_first = class->wave->n_work,
 				.n_work = n_work,
 				.piece_tokens = class->piece_tokens,
@@ -235,7 +263,10 @@ static void translate_class(struct class_of *class)
 {
 	const struct kv_batch *batch = class->flight->batch;
 
-	choose_piece(class);
+	if (class->tile_bits != 0)
+		choose_idle_units(class);
+	else
+		choose_piece(class);
 	for (uint32_t i = 0; i < batch->n_decodes; i++) {
 		const struct kv_decode_op *op = &batch->decodes[i];
 
@@ -275,7 +306,8 @@ static struct kvg_decode_op make_op(const struct kvg_flight *flight, const struc
 		.q_dtype = op->q_dtype,
 		.out_dtype = op->out_dtype,
 		.flags = (uint8_t)((op->flags & KV_DECODE_Q_ROTATED ? KVG_Q_ROTATED : 0) |
-			(op->flags & KV_DECODE_OUT_ROTATED ? KVG_OUT_ROTATED : 0)),
+			(op->flags & KV_DECODE_OUT_ROTATED ? KVG_OUT_ROTATED : 0) |
+			(op->flags & KV_DECODE_NO_SINKS ? KVG_NO_SINKS : 0)),
 	};
 }
 

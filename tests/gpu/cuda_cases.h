@@ -10,7 +10,17 @@
 
 #define N_SEQS 9u
 
-enum { K_CENTER = 1, CHANNEL_LISTS = 2, QR = 4, PER_LAYER = 8, NORM_CORRECTION = 16 };
+enum {
+	K_CENTER = 1,
+	CHANNEL_LISTS = 2,
+	QR = 4,
+	PER_LAYER = 8,
+	NORM_CORRECTION = 16,
+	SOFTCAP = 32,
+	SINKS = 64,
+	ALIBI = 128,
+	SINK_TOKENS = 256,
+};
 
 /* k, v: a format, or the two of both layers as a JSON array. */
 static const struct pool_case {
@@ -68,9 +78,25 @@ static const struct pool_case {
 	{ "turboquant25", "turboquant25", 64, 64, 6, 3, 32, 2e-5, CHANNEL_LISTS | K_CENTER },
 	{ "[\"bf16\", \"tq4\"]", "[\"bf16\", \"tq4\"]", 128, 128, 8, 2, 16, 2e-3, 0 },
 	{ "[\"tq2\", \"tq4\"]", "[\"tq2\", \"v4\"]", 128, 128, 8, 2, 16, 5e-3, K_CENTER },
+	/* Options of attention: tiles take sinks and first tokens, the rest goes to the other kernel. */
+	{ "tq4", "tq4", 128, 128, 8, 2, 16, 2e-3, SINKS | SINK_TOKENS },
+	{ "tq4", "tq4", 64, 64, 16, 2, 32, 3e-3, SINK_TOKENS | K_CENTER },
+	{ "tq3", "tq3", 128, 128, 4, 1, 16, 5e-3, SINKS | SINK_TOKENS | K_CENTER },
+	{ "tq2", "tq2", 128, 128, 16, 2, 64, 5e-3, SINKS | SINK_TOKENS },
+	{ "bf16", "bf16", 128, 128, 8, 2, 16, 2e-5, SOFTCAP | SINKS | ALIBI | SINK_TOKENS | K_CENTER },
+	{ "f32", "f32", 64, 64, 4, 2, 32, 2e-5, SOFTCAP | K_CENTER },
+	{ "tq4", "tq4", 128, 128, 8, 2, 16, 2e-5, SOFTCAP | SINKS },
+	{ "tq3", "v4", 80, 80, 12, 2, 64, 2e-5, ALIBI | SINKS | SINK_TOKENS },
 };
 
+/* The sequences of a case; on fibers everything is a thousand times slower. */
+#ifdef TEST_ON_HOST
+static const uint32_t lengths[N_SEQS] = { 0, 1, 15, 16, 17, 31, 49, 60, 130 };
+#else
 static const uint32_t lengths[N_SEQS] = { 0, 1, 15, 16, 17, 47, 100, 333, 800 };
+#endif
+#define LONGEST (lengths[8])
+#define LONGER  (lengths[7])
 
 struct rig_seq {
 	uint32_t n_tokens;
@@ -126,8 +152,27 @@ static json_t *make_channel_lists(const struct pool_case *c)
 	return recipe;
 }
 
+static json_t *make_numbers(uint32_t n, double first, double step)
+{
+	json_t *numbers = json_array();
+
+	for (uint32_t i = 0; i < n; i++)
+		json_array_append_new(numbers, json_real(first + step * (i % 5)));
+	return numbers;
+}
+
 static void add_options(const struct pool_case *c, json_t *pool)
 {
+	if (c->options & SOFTCAP)
+		json_object_set_new(pool, "softcap", json_real(3.0));
+	if (c->options & SINKS)
+		json_object_set_new(pool, "sinks", make_numbers(c->q_heads, -1.0, 2.5));
+	if (c->options & ALIBI)
+		json_object_set_new(pool, "alibi", make_numbers(c->q_heads, 0.002, 0.01));
+	if (c->options & SINK_TOKENS) {
+		json_object_set_new(pool, "window", json_integer(LONGER));
+		json_object_set_new(pool, "sink_tokens", json_integer(21));
+	}
 	if (c->options & K_CENTER)
 		json_object_set_new(pool, "k_center", make_k_center(c));
 	if (c->options & CHANNEL_LISTS)
@@ -140,6 +185,12 @@ static void add_options(const struct pool_case *c, json_t *pool)
 		json_object_set_new(pool, "norm_correction", json_true());
 }
 
+/* Some more than its tokens need. */
+static uint32_t blocks_of(const struct pool_case *c, uint32_t seq)
+{
+	return lengths[seq] / c->block_size + 5;
+}
+
 /* Two layers of one group; every sequence has blocks of its own, in random order. */
 static void begin_case(struct rig *rig, const struct pool_case *c, struct rig_seq seqs[N_SEQS])
 {
@@ -147,7 +198,7 @@ static void begin_case(struct rig *rig, const struct pool_case *c, struct rig_se
 	uint32_t order[256], n_blocks = 0, n = 0;
 
 	for (uint32_t s = 0; s < N_SEQS; s++)
-		n_blocks += lengths[s] / c->block_size + 1;
+		n_blocks += blocks_of(c, s);
 
 	const char *quote = c->k[0] == '[' ? "" : "\"";
 
@@ -170,7 +221,7 @@ static void begin_case(struct rig *rig, const struct pool_case *c, struct rig_se
 	rig_shuffle(rig, order, n_blocks + 8);
 	for (uint32_t s = 0; s < N_SEQS; s++) {
 		seqs[s].n_tokens = lengths[s];
-		for (uint32_t i = 0; i <= lengths[s] / c->block_size; i++)
+		for (uint32_t i = 0; i < blocks_of(c, s); i++)
 			seqs[s].table[i] = order[n++];
 	}
 }

@@ -4,6 +4,7 @@
  * float32 for rows of any format, float16 tables for the tq4 kernel. Exit 77 without a device. Loop index:
  * the case.
  */
+#include "core/attention.h"
 #include "core/selftest.h"
 #include "tests/gpu/cuda_cases.h"
 
@@ -23,39 +24,102 @@ START_TEST(test_cuda_rows_equal_the_oracle)
 }
 END_TEST
 
-/* Ragged batches, empty sequences, shorter promised lengths, several query rows, windows, flat and peaked
- * logits. */
+/* K rows of one token on layer 0, as the oracle has them: [kv_heads, k_head_dim]. */
+static float *read_key(struct rig *rig, const struct rig_seq *seq, uint32_t token)
+{
+	const size_t n_bytes = (size_t)rig->spec->kv_heads * rig->spec->k_head_dim * sizeof(float);
+	float *out = malloc(n_bytes);
+	struct kv_transfer_op *op;
+	int64_t *slot;
+	uint64_t unused;
+
+	rig_begin(rig);
+	op = &rig->batch.transfers[rig->batch.n_transfers++];
+	slot = rig_take(rig, sizeof(*slot));
+	*slot = slot_of(rig, seq, token);
+	*op = (struct kv_transfer_op){
+		.result_idx = rig->batch.n_results++, .n_layers = 1, .n_tokens = 1, .slots = slot
+	};
+	op->k = rig_rows(rig, false, 1, 1, KV_DTYPE_F32, &unused);
+	rig_run_oracle(rig);
+	memcpy(out, op->k.base, n_bytes);
+	return out;
+}
+
+/* Queries that point at one key: its logit is 12, so that it takes nearly all of the weight. */
+static void point_at(const struct rig *rig, struct kv_decode_op *op, const float *key)
+{
+	const uint32_t d = rig->spec->k_head_dim, group = rig->spec->q_heads / rig->spec->kv_heads;
+	const size_t row_bytes = d * kv_dtype_bytes((enum kv_dtype)op->q_dtype);
+	float q[KV_HEAD_DIM_MAX];
+
+	for (uint32_t h = 0; h < rig->spec->q_heads; h++) {
+		const float *row = key + (size_t)(h / group) * d;
+		float square = 1e-6f;
+
+		for (uint32_t i = 0; i < d; i++)
+			square += row[i] * row[i];
+		for (uint32_t i = 0; i < d; i++)
+			q[i] = row[i] * 12.0f / (op->scale * square);
+		kv_rows_store((enum kv_dtype)op->q_dtype, q, d, (uint8_t *)(uintptr_t)op->q + h * row_bytes);
+	}
+}
+
+/* Blocks that no window reaches may be gone: their entries in the table name no block. */
+static void free_blocks_before_window(const struct rig *rig, struct kv_decode_op *op, uint32_t window)
+{
+	const struct kv_pool_spec *spec = rig->spec;
+	const struct kv_attention_range range = kv_attention_range(
+		op->n_tokens_seen, op->q_len, 0, window, spec->layers[op->layer].sink_tokens);
+
+	op->window = window;
+	for (uint32_t b = kv_div_up_u32(range.first_hi, spec->block_size); b < range.lo / spec->block_size;
+		b++)
+		((uint32_t *)(uintptr_t)op->table)[b] = KV_BLOCK_NONE;
+}
+
+/*
+ * Ragged batches, empty sequences, shorter promised lengths, several query rows, windows whose other blocks
+ * are gone, sinks and none, and logits that are flat, peaked, and those of a sink: one token that takes
+ * nearly all.
+ */
 START_TEST(test_cuda_decode_is_the_oracles)
 {
 	const struct pool_case *c = &cases[_i];
 	struct rig rig;
 	struct rig_seq seqs[N_SEQS];
+	float *key;
 	char name[128];
 
-	snprintf(name, sizeof(name), "%s/%s d %u/%u heads %u/%u block %u", c->k, c->v, c->k_dim, c->v_dim,
-		c->q_heads, c->kv_heads, c->block_size);
+	snprintf(name, sizeof(name), "%s/%s d %u/%u heads %u/%u block %u options %u", c->k, c->v, c->k_dim,
+		c->v_dim, c->q_heads, c->kv_heads, c->block_size, c->options);
 	begin_case(&rig, c, seqs);
 	fill(&rig, seqs);
+	key = read_key(&rig, &seqs[8], 5);
 	rig_begin(&rig);
 	for (uint32_t s = 0; s < N_SEQS; s++)
 		add_decode(&rig, &seqs[s], s % 2, 1, seqs[s].n_tokens, 1.0f);
-	add_decode(&rig, &seqs[8], 0, 1, 800, 0.01f);
-	add_decode(&rig, &seqs[8], 1, 1, 800, 2.5f);
-	add_decode(&rig, &seqs[8], 1, 1, 123, 1.0f);
-	add_decode(&rig, &seqs[7], 0, 4, 333, 1.0f);
+	add_decode(&rig, &seqs[8], 0, 1, LONGEST, 0.01f);
+	add_decode(&rig, &seqs[8], 1, 1, LONGEST, 2.5f);
+	add_decode(&rig, &seqs[8], 1, 1, LONGEST - 7, 1.0f);
+	add_decode(&rig, &seqs[8], 0, 1, LONGEST, 1.0f)->flags = KV_DECODE_NO_SINKS;
+	add_decode(&rig, &seqs[7], 0, 4, LONGER, 1.0f);
 	add_decode(&rig, &seqs[2], 0, 3, 2, 1.0f); /* its first row sees nothing */
-	add_decode(&rig, &seqs[8], 0, 1, 800, 1.0f)->window = 1;
-	add_decode(&rig, &seqs[8], 0, 1, 800, 1.0f)->window = 100;
-	add_decode(&rig, &seqs[8], 0, 2, 800, 1.0f)->window = 600;
-	add_decode(&rig, &seqs[8], 0, 1, 800, 1.0f)->window = 5000;
+	add_decode(&rig, &seqs[8], 1, KV_Q_LEN_MAX, LONGEST, 1.0f);
+	point_at(&rig, add_decode(&rig, &seqs[8], 0, 1, LONGEST, 1.0f), key);
+	free_blocks_before_window(&rig, add_decode(&rig, &seqs[8], 0, 1, LONGEST, 1.0f), 1);
+	free_blocks_before_window(&rig, add_decode(&rig, &seqs[8], 0, 1, LONGEST, 1.0f), LONGEST / 8);
+	free_blocks_before_window(&rig, add_decode(&rig, &seqs[8], 0, 2, LONGEST, 1.0f), LONGEST * 3 / 4);
+	add_decode(&rig, &seqs[8], 0, 1, LONGEST, 1.0f)->window = 5000;
 	run_and_compare_decodes(&rig, c->bound, name);
 	/* One alone: split differently. */
 	rig_begin(&rig);
-	add_decode(&rig, &seqs[8], 1, 1, 800, 1.0f);
+	add_decode(&rig, &seqs[8], 1, 1, LONGEST, 1.0f);
 	run_and_compare_decodes(&rig, c->bound, name);
 	rig_begin(&rig);
 	add_decode(&rig, &seqs[0], 1, 1, 0, 1.0f);
 	run_and_compare_decodes(&rig, c->bound, name);
+	free(key);
 	rig_finish(&rig);
 }
 END_TEST
@@ -71,7 +135,7 @@ START_TEST(test_cuda_decode_flags)
 	begin_case(&rig, c, seqs);
 	fill(&rig, seqs);
 	rig_begin(&rig);
-	op = add_decode(&rig, &seqs[7], 0, 1, 333, 1.0f);
+	op = add_decode(&rig, &seqs[7], 0, 1, LONGER, 1.0f);
 	op->flags = KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED;
 	if (kv_row_codec_has_one_basis(rig.spec->layers[0].k) &&
 		kv_row_codec_has_one_basis(rig.spec->layers[0].v)) {
@@ -96,6 +160,9 @@ START_TEST(test_cuda_import_copy_and_order)
 	uint64_t n_bytes;
 	int64_t *slots;
 
+	/* What is copied is full blocks. */
+	if (LONGEST < 5 * c->block_size)
+		return;
 	begin_case(&rig, c, seqs);
 	fill(&rig, seqs);
 	moved = seqs[7];
@@ -127,7 +194,7 @@ START_TEST(test_cuda_import_copy_and_order)
 	rig.copies[1] = (struct kv_copy_op){ 0, seqs[8].table[2], seqs[8].table[3] };
 	rig.copies[2] = (struct kv_copy_op){ 0, seqs[8].table[4], seqs[8].table[2] };
 	rig.batch.n_copies = 3;
-	add_decode(&rig, &seqs[8], 0, 1, 800, 1.0f);
+	add_decode(&rig, &seqs[8], 0, 1, LONGEST, 1.0f);
 	run_and_compare_decodes(&rig, c->bound, "copies");
 	compare_rows(&rig, &seqs[8], KV_DTYPE_PACKED);
 	rig_finish(&rig);
@@ -416,7 +483,12 @@ START_TEST(test_cuda_lost_device)
 
 	begin_case(&rig, &cases[0], seqs);
 	rig_begin(&rig);
+#ifdef TEST_ON_HOST
+	setenv("TQKV_FAKE_CUDA_FAIL", "0", 1);
+	add_decode(&rig, &seqs[0], 0, 1, 0, 1.0f);
+#else
 	add_decode(&rig, &seqs[0], 0, 1, 0, 1.0f)->out = (uint8_t *)(uintptr_t)4096;
+#endif
 	rig_reset_results(&rig);
 	ck_assert_int_eq(rig_backend->ops->submit(rig_backend, &rig.batch, &err), KV_OK);
 	while (!(reaped = rig_backend->ops->reap(rig_backend))) {
@@ -428,6 +500,27 @@ START_TEST(test_cuda_lost_device)
 	ck_assert_ptr_null(rig_backend->ops->reap(rig_backend));
 }
 END_TEST
+
+#ifdef TEST_ON_HOST
+/* Cases that between them run every kernel: rows, both kinds of tiles, each number of heads, head dim and
+ * option. */
+static const int host_cases[] = { 6, 9, 14, 16, 17, 36, 50, 51, 52, 53, 54 };
+#endif
+
+static void add_attention_tests(TCase *tcase, int first, int end)
+{
+	tcase_add_loop_test(tcase, test_cuda_decode_is_the_oracles, first, end);
+	tcase_add_loop_test(tcase, test_cuda_import_copy_and_order, first, end);
+}
+
+static void add_row_tests(TCase *tcase, int first, int end)
+{
+	tcase_add_loop_test(tcase, test_cuda_rows_equal_the_oracle, first, end);
+	tcase_add_loop_test(tcase, test_cuda_decode_flags, first, end);
+	tcase_add_loop_test(tcase, test_cuda_duplicate_and_skipped_slots, first, end);
+	tcase_add_loop_test(tcase, test_cuda_refusals_equal_the_oracles, first, end);
+	tcase_add_loop_test(tcase, test_cuda_import_refuses_what_the_oracle_refuses, first, end);
+}
 
 /* test_cuda_backend [FIRST [END]]: cases [FIRST, END) only, for tools that slow a program down. */
 int main(int argc, char **argv)
@@ -450,19 +543,20 @@ int main(int argc, char **argv)
 	if (argc == 1) {
 		tcase_add_test(tcase, test_cuda_arena_too_large);
 		tcase_add_loop_test(tcase, test_cuda_far_pages, 0, 2);
-	}
-	tcase_add_loop_test(tcase, test_cuda_rows_equal_the_oracle, first, end);
-	tcase_add_loop_test(tcase, test_cuda_decode_is_the_oracles, first, end);
-	tcase_add_loop_test(tcase, test_cuda_decode_flags, first, end);
-	tcase_add_loop_test(tcase, test_cuda_import_copy_and_order, first, end);
-	tcase_add_loop_test(tcase, test_cuda_duplicate_and_skipped_slots, first, end);
-	tcase_add_loop_test(tcase, test_cuda_refusals_equal_the_oracles, first, end);
-	tcase_add_loop_test(tcase, test_cuda_import_refuses_what_the_oracle_refuses, first, end);
-	suite_add_tcase(suite, tcase);
-	if (argc == 1) {
 		tcase_add_test(lost, test_cuda_lost_device);
-		suite_add_tcase(suite, lost);
 	}
+#ifdef TEST_ON_HOST
+	for (size_t i = 0; argc == 1 && i < sizeof(host_cases) / sizeof(host_cases[0]); i++)
+		add_attention_tests(tcase, host_cases[i], host_cases[i] + 1);
+	if (argc > 1)
+		add_attention_tests(tcase, first, end);
+	add_row_tests(tcase, argc > 1 ? first : 17, argc > 1 ? end : 18);
+#else
+	add_attention_tests(tcase, first, end);
+	add_row_tests(tcase, first, end);
+#endif
+	suite_add_tcase(suite, tcase);
+	suite_add_tcase(suite, lost);
 
 	const int rc = kv_test_run(suite, CK_NOFORK);
 

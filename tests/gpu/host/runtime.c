@@ -1,0 +1,184 @@
+/* See cuda_runtime_api.h. */
+#include <cuda_runtime_api.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define DEVICE_BYTES (64ull << 30)
+#define HEADER_BYTES 4096u /* of an allocation: its size */
+#define N_SMS        5
+
+struct fake_stream {
+	int unused;
+};
+
+struct fake_event {
+	struct timespec at;
+};
+
+static atomic_uint n_batches;
+static atomic_bool is_lost;
+
+static cudaError_t state(void)
+{
+	return atomic_load(&is_lost) ? cudaErrorIllegalAddress : cudaSuccess;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+	return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+	return error == cudaErrorMemoryAllocation  ? "out of memory"
+		: error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
+						   : "an error of the fake device";
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+	*count = 1;
+	return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+	return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device)
+{
+	memset(out, 0, sizeof(*out));
+	snprintf(out->name, sizeof(out->name), "fake device");
+	out->multiProcessorCount = N_SMS;
+	out->canUseHostPointerForRegisteredMem = 1;
+	return cudaSetDevice(device);
+}
+
+cudaError_t cudaMalloc(void **out, size_t n_bytes)
+{
+	if (n_bytes > DEVICE_BYTES)
+		return cudaErrorMemoryAllocation;
+
+	/* Pages that nobody touches cost nothing. */
+	size_t *memory = mmap(NULL, n_bytes + HEADER_BYTES, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (memory == MAP_FAILED)
+		return cudaErrorMemoryAllocation;
+	memory[0] = n_bytes + HEADER_BYTES;
+	*out = (char *)memory + HEADER_BYTES;
+	return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *ptr)
+{
+	if (ptr) {
+		size_t *memory = (size_t *)(void *)((char *)ptr - HEADER_BYTES);
+
+		munmap(memory, memory[0]);
+	}
+	return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *n_free, size_t *n_total)
+{
+	*n_free = *n_total = DEVICE_BYTES;
+	return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags)
+{
+	(void)ptr, (void)n_bytes, (void)flags;
+	return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void *ptr)
+{
+	(void)ptr;
+	return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(
+	void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+	(void)kind, (void)stream;
+	if (!atomic_load(&is_lost))
+		memcpy(to, from, n_bytes);
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
+{
+	(void)flags;
+	*out = calloc(1, sizeof(**out));
+	return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+	free(stream);
+	return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+	(void)stream;
+	return state();
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+	(void)stream;
+	return state();
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+	(void)stream, (void)event, (void)flags;
+	return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *out)
+{
+	*out = calloc(1, sizeof(**out));
+	return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+	free(event);
+	return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+	(void)stream;
+	clock_gettime(CLOCK_MONOTONIC, &event->at);
+	return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
+{
+	*ms = (float)(end->at.tv_sec - begin->at.tv_sec) * 1e3f +
+		(float)(end->at.tv_nsec - begin->at.tv_nsec) * 1e-6f;
+	return cudaSuccess;
+}
+
+/* The last step of a batch. A lost device calls nobody any more, and who asks hears of it. */
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t run, void *user)
+{
+	const char *limit = getenv("TQKV_FAKE_CUDA_FAIL");
+
+	(void)stream;
+	if (limit && atomic_fetch_add(&n_batches, 1) >= (unsigned)atoi(limit))
+		atomic_store(&is_lost, true);
+	if (!atomic_load(&is_lost))
+		run(user);
+	return cudaSuccess;
+}
