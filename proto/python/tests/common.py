@@ -94,7 +94,7 @@ class Peer:
         """rows: {sequence: lengths}"""
         rows = {sequence: rows[sequence] for sequence in order or sorted(rows) if sequence >= request.op.sequence_from}
         items = [wire.LAYOUTS["tell_item"].pack(sequence=sequence, length_min=min(lengths), length_max=max(lengths),
-                                                n_blocks=1, n_shared_blocks=0, state=0, flags=0)
+                                                n_blocks=1, n_shared_blocks=0, state=0, flags=0, n_exact=0)
                  for sequence, lengths in rows.items()]
         flat = [length for lengths in rows.values() for length in lengths]
         op = wire.LAYOUTS["tell_reply"].pack(next_sequence=next_sequence, lengths_off=0 if rows else wire.ABSENT,

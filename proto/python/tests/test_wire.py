@@ -62,7 +62,8 @@ LIMITS = {"proto_min": 1, "n_pools": 2, "boot_id": 0x1122334455667788, "features
           "sequences_max": 65536, "q_len_max": 1, "lease_ms": 60000}
 PONG = {"proto": 1, "proto_min": 1, "proto_max": 1, "n_pools": 2, "boot_id": 0x1122334455667788}
 SESSION = {"session": HANDLE, "boot_id": 0x1122334455667788, "fingerprint": FINGERPRINT}
-TOLD = {"sequence": 7, "length_min": 0, "length_max": 0, "n_blocks": 0, "n_shared_blocks": 0, "state": 0, "flags": 0}
+TOLD = {"sequence": 7, "length_min": 0, "length_max": 0, "n_blocks": 0, "n_shared_blocks": 0, "state": 0, "flags": 0,
+        "n_exact": 0}
 
 # What the comments of the golden frames say, written down a second time: header, op struct, items, payload.
 EXPECTED = {
