@@ -22,6 +22,7 @@ static const struct srv_command *const commands[] = {
 	&srv_cmd_bench_echo,
 	&srv_cmd_bench_step,
 	&srv_cmd_capture_inspect,
+	&srv_cmd_attention,
 	&srv_cmd_calibrate,
 	&srv_cmd_presets,
 	&srv_cmd_codec_info,
