@@ -88,10 +88,10 @@ class Deadlines(Errors):
 
         with FakeServer(script(note, note)) as server:
             client, session = opened(server)
-            session.append(1, 0, ONE, ONE, timeout=2)
+            session.append(1, 0, ONE, ONE, timeout=20)
             session.append(1, 0, ONE, ONE, timeout=10000)
             client.close()
-        self.assertTrue(1_000_000 < seen[0] <= 2_000_000, seen)
+        self.assertTrue(10_000_000 < seen[0] <= 20_000_000, seen)
         self.assertEqual(seen[1], 0)
 
     def test_a_server_that_stops_reading(self):
@@ -104,7 +104,7 @@ class Deadlines(Errors):
                 futures = [p.append(sequence, 0, k, k) for sequence in (1, 2)]
                 for future in futures:
                     self.assertEqual(future.exception().status, Status.DEADLINE)
-            self.assertLess(time.monotonic() - begun, 3)
+            self.assertLess(time.monotonic() - begun, 15)
             client.close()
 
     def test_a_flood_of_other_replies_does_not_hold_up_a_deadline(self):

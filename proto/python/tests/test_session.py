@@ -63,8 +63,8 @@ class Retries(Errors):
             client, session = opened(server)
             begun = time.monotonic()
             error = self.assert_raises(Status.POOL_FULL, session.append_batch, {1: (ONE, ONE), 2: (ONE, ONE)}, layer=0,
-                                       timeout=0.4)
-            self.assertLess(time.monotonic() - begun, 0.5)
+                                       timeout=1.5)
+            self.assertLess(time.monotonic() - begun, 5)
             self.assertTrue(error.retryable)
             self.assertEqual([(r.sequence, r.status_name, r.index) for r in error.item_errors], [(2, "POOL_FULL", 1)])
             self.assertEqual([r.ok for r in error.results], [True, False])
