@@ -137,7 +137,7 @@ struct kv_job {
 };
 
 struct kv_backend_info {
-	char device[96]; /* "CPU (scalar), 2 threads" */
+	char device[96]; /* "CPU, 2 threads" */
 	char instruction_set[32];
 	uint64_t memory_bytes; /* of the arena */
 	uint32_t n_threads;

@@ -349,7 +349,7 @@ static void cpu_info(struct kv_backend *base, struct kv_backend_info *out)
 	const struct cpu_backend *cpu = from_base(base);
 
 	memset(out, 0, sizeof(*out));
-	snprintf(out->device, sizeof(out->device), "CPU (scalar), %u thread%s", cpu->n_threads,
+	snprintf(out->device, sizeof(out->device), "CPU, %u thread%s", cpu->n_threads,
 		cpu->n_threads == 1 ? "" : "s");
 	snprintf(out->instruction_set, sizeof(out->instruction_set), "%s %s", ARCHITECTURE,
 		kv_row_kernels()->name);

@@ -102,6 +102,7 @@ static void conn_accept(struct srv_server *server, const struct kv_io_event *eve
 	conn->peer_key = peer_key(&event->peer);
 	conn->tenant = event->peer.transport == KV_IO_UNIX ? event->peer.uid : UINT64_MAX;
 	conn->accepted_ns = server->now_ns;
+	conn->accepted_empty_ns = srv_ahead_empty_ns(server);
 	kv_list_init(&conn->ready);
 	kv_list_push_back(&server->conns_open, &conn->link);
 	kv_list_push_back(&server->timed, &conn->in_timed); /* until HELLO */
@@ -119,6 +120,7 @@ static void ahead_drop(struct srv_conn *conn)
 		return;
 	conn->ahead = NULL;
 	conn->ahead_pos = conn->ahead_len = 0;
+	srv_ahead_returned(conn->server);
 	conn->server->io->ops->ahead_return(conn->server->io, conn->ahead_idx);
 }
 
@@ -131,6 +133,7 @@ static uint32_t ahead_left(const struct srv_conn *conn)
 static void set_stalled(struct srv_conn *conn, bool is_stalled)
 {
 	conn->stalled_ns = is_stalled ? conn->server->now_ns : 0;
+	conn->stalled_empty_ns = srv_ahead_empty_ns(conn->server);
 	if (is_stalled && !kv_list_is_linked(&conn->in_timed))
 		kv_list_push_back(&conn->server->timed, &conn->in_timed);
 }
@@ -320,6 +323,8 @@ static void conn_received(struct srv_conn *conn, const struct kv_io_event *event
 	struct srv_server *server = conn->server;
 
 	conn->is_recv_posted = false;
+	if (event->ahead)
+		srv_ahead_taken(server);
 	if (conn->sm.state == CONN_CLOSING) {
 		/* It goes back at CLOSED. A receive into the buffer that we own already brings none. */
 		if (event->ahead) {
@@ -360,7 +365,7 @@ static void conn_received(struct srv_conn *conn, const struct kv_io_event *event
 	srv_conn_advance(conn);
 }
 
-/* ---- waiting and time ---- */
+/* ---- waiting ---- */
 
 void srv_conn_wait(struct srv_conn *conn, enum srv_wait wait, struct kv_list *list)
 {
@@ -401,65 +406,6 @@ void srv_conns_retry_waiting(struct srv_server *server)
 	}
 	if (server->replies_free)
 		retry_list(&server->waiting_reply);
-}
-
-/*
- * Is the peer too slow although bytes come? Op struct and items, which hold one of the shared read-ahead
- * buffers, have io_timeout_ms in all. A payload is judged by min_rate_bytes_per_s, once io_timeout_ms have
- * passed.
- */
-static bool is_too_slow(const struct srv_conn *conn)
-{
-	const struct srv_options *options = conn->server->options;
-	const uint64_t now_ns = conn->server->now_ns;
-	/* From the payload's start: waiting for a request slot is not the peer's fault. */
-	const uint64_t elapsed_ms = (now_ns - conn->payload_ns) / KV_NS_PER_MS;
-
-	if (conn->sm.state == CONN_STRUCTS)
-		return now_ns - conn->header_ns >= options->io_timeout_ms * KV_NS_PER_MS;
-	if (conn->sm.state != CONN_PAYLOAD || options->min_rate_bytes_per_s == 0 ||
-		elapsed_ms < options->io_timeout_ms)
-		return false;
-	return conn->request->in_bytes * 1000 < options->min_rate_bytes_per_s * elapsed_ms;
-}
-
-static void scan_one(struct srv_conn *conn)
-{
-	struct srv_server *server = conn->server;
-	const struct srv_options *options = server->options;
-	const uint64_t now_ns = server->now_ns;
-
-	if (conn->sm.state == CONN_LINGER) {
-		if (now_ns >= conn->linger_end_ns)
-			srv_conn_close(conn, NULL);
-		return;
-	}
-	/* A HELLO that waits for one of our reply buffers was said in time. */
-	if (!conn->is_hello_done && conn->wait == WAIT_NONE &&
-		now_ns - conn->accepted_ns >= options->hello_timeout_ms * KV_NS_PER_MS) {
-		srv_conn_close(conn, "no HELLO within hello_timeout_ms");
-	} else if (conn->stalled_ns &&
-		(now_ns - conn->stalled_ns >= options->io_timeout_ms * KV_NS_PER_MS || is_too_slow(conn))) {
-		server->counters.appends_aborted_timeout++;
-		server->counters.connections_closed_slow++;
-		srv_reject(server, KV_SLOW_CONSUMER);
-		srv_conn_close(conn,
-			conn->sm.state == CONN_PAYLOAD && is_too_slow(conn)
-				? "payload slower than min_rate_bytes_per_s"
-				: "stalled inside a frame for io_timeout_ms");
-	} else if (conn->send_ns && now_ns - conn->send_ns >= options->send_timeout_ms * KV_NS_PER_MS) {
-		server->counters.connections_closed_slow++;
-		srv_reject(server, KV_SLOW_CONSUMER);
-		srv_conn_close(conn, "did not read its reply for send_timeout_ms");
-	} else if (conn->is_hello_done && !conn->stalled_ns && !conn->send_ns) {
-		kv_list_remove(&conn->in_timed);
-	}
-}
-
-void srv_conns_scan_timed(struct srv_server *server)
-{
-	kv_list_for_each_safe (node, &server->timed)
-		scan_one(kv_container_of(node, struct srv_conn, in_timed));
 }
 
 void srv_conns_goaway(struct srv_server *server)

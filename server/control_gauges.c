@@ -75,6 +75,7 @@ void srv_server_gauges(struct srv_server *server, struct srv_gauges *out)
 	out->self_test_age_ms = server->probe.passed_ns
 		? (server->now_ns - server->probe.passed_ns) / KV_NS_PER_MS
 		: UINT64_MAX;
+	out->batch_oldest_ms = srv_scheduler_oldest_ns(server) / KV_NS_PER_MS;
 	out->is_ready = srv_probe_is_ready(server, reason, sizeof(reason));
 	out->resident_bytes = resident_bytes();
 	out->config_generation = server->settings_generation;

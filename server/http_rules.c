@@ -169,14 +169,19 @@ bool srv_http_is_pool_name(const char *text)
 enum kv_status srv_http_read_object(const char *body, size_t body_bytes, json_t **out, struct kv_error *err)
 {
 	json_error_t json_error;
-	json_t *json = json_loadb(body, body_bytes, JSON_REJECT_DUPLICATES, &json_error);
+	json_t *json = json_loadb(body, body_bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &json_error);
 
 	if (!json)
-		return kv_fail(err, KV_BAD_CONFIG, "line %d, column %d: %s", json_error.line,
-			json_error.column, json_error.text);
+		return kv_fail(err, KV_BAD_CONFIG, "the body is not JSON: line %d, column %d: %s",
+			json_error.line, json_error.column, json_error.text);
 	if (!json_is_object(json)) {
+		const char *what = json_is_array(json) ? "an array"
+			: json_is_string(json)         ? "a text"
+			: json_is_number(json)         ? "a number"
+						       : "true, false or null";
+
 		json_decref(json);
-		return kv_fail(err, KV_BAD_CONFIG, "the body is an array, expected an object");
+		return kv_fail(err, KV_BAD_CONFIG, "the body is %s, expected an object", what);
 	}
 	*out = json;
 	return KV_OK;

@@ -40,6 +40,8 @@
 #define SRV_RETRY_AFTER_MS   10u
 #define SRV_LINGER_NS        (500 * KV_NS_PER_MS) /* after a fatal error frame: time for the peer to read it */
 #define SRV_DEEP_WAITING_MAX 8u
+/* A batch is at most 4 MiB of rows or one item; whatever computes so long is not going to end. */
+#define SRV_BATCH_STUCK_NS (30000 * KV_NS_PER_MS)
 #define SRV_FEATURES                                                                      \
 	((uint64_t)(KVP_FEATURE_WINDOW | KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | \
 		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK | KVP_FEATURE_EXACT_READ |        \
@@ -144,9 +146,10 @@ struct srv_conn {
 	uint64_t inflight_bytes;
 	/* time */
 	uint64_t accepted_ns, header_ns;
-	uint64_t stalled_ns; /* since when the peer owes us bytes; 0 = it does not */
-	uint64_t payload_ns; /* when the payload began */
-	uint64_t send_ns;    /* since when a send is posted */
+	uint64_t stalled_ns;                          /* since when the peer owes us bytes; 0 = it does not */
+	uint64_t accepted_empty_ns, stalled_empty_ns; /* srv_ahead_empty_ns() at accepted_ns, stalled_ns */
+	uint64_t payload_ns;                          /* when the payload began */
+	uint64_t send_ns;                             /* since when a send is posted */
 	uint64_t linger_end_ns;
 	/* counts */
 	uint64_t n_frames_in, bytes_in, bytes_out;
@@ -198,6 +201,7 @@ struct srv_lane {
 	uint32_t n_queued;
 	struct srv_flight flights[SRV_PLANS_PER_LANE]; /* ring */
 	uint32_t flight_first, n_flights;
+	bool is_refused; /* the backend did not take the first batch that waits: BUSY_RETRY */
 };
 
 /* ---- the known-answer decode behind /readyz ---- */
@@ -236,7 +240,9 @@ struct srv_server {
 	struct kv_list conns_free, conns_open, timed, waiting_reply, waiting_session;
 	uint32_t n_conns;
 	uint64_t conn_id_last;
-	struct srv_lane lanes[KV_POOLS_MAX]; /* by kv_pool.pool_idx */
+	uint32_t n_ahead_used;                         /* read-ahead buffers that connections have */
+	uint64_t ahead_empty_ns, ahead_empty_since_ns; /* time with none free: in all, and since when */
+	struct srv_lane lanes[KV_POOLS_MAX];           /* by kv_pool.pool_idx */
 	struct srv_probe probe;
 	struct srv_checkpoint *checkpoint;
 	struct srv_mover *movers[SRV_MOVERS]; /* NULL: unused */
@@ -280,7 +286,13 @@ void srv_conn_sent(struct srv_conn *conn, int64_t result);
 /* Posts the next send if there is something to send and none is posted. */
 void srv_conn_kick_send(struct srv_conn *conn);
 void srv_conn_close(struct srv_conn *conn, const char *reason);
+/* conn_time.c */
 void srv_conns_scan_timed(struct srv_server *server);
+void srv_ahead_taken(struct srv_server *server);
+void srv_ahead_returned(struct srv_server *server);
+/* Time in which no read-ahead buffer was free, since the start. */
+uint64_t srv_ahead_empty_ns(const struct srv_server *server);
+/* conn.c */
 void srv_conns_retry_waiting(struct srv_server *server);
 void srv_conns_goaway(struct srv_server *server);
 /* Parks the connection in CONN_DISPATCH until the cause may have gone. */
@@ -368,6 +380,10 @@ void srv_scheduler_reap(struct srv_server *server);
 void srv_scheduler_seal(struct srv_server *server);
 bool srv_scheduler_has_work(const struct srv_server *server);
 uint32_t srv_scheduler_in_flight(const struct srv_server *server);
+/* Age of the oldest batch that is sealed and not done, 0 when there is none. */
+uint64_t srv_scheduler_oldest_ns(const struct srv_server *server);
+/* True while a sealed batch waits for a backend that said BUSY_RETRY. */
+bool srv_scheduler_is_refused(const struct srv_server *server);
 /* All batches fail: everything queued or running is answered DEVICE_LOST. */
 void srv_scheduler_lose(struct srv_server *server);
 

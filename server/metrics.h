@@ -71,7 +71,7 @@ struct srv_gauges {
 	uint32_t n_queued, n_batches_in_flight;
 	uint32_t n_reply_buffers, n_reply_buffers_used;
 	uint64_t arena_bytes, arena_used_bytes, slots_bytes, tables_bytes, resident_bytes;
-	uint64_t self_test_age_ms;
+	uint64_t self_test_age_ms, batch_oldest_ms;
 	uint64_t config_generation, n_reloads, n_reload_failures;
 	uint8_t is_ready, is_draining;
 };

@@ -61,10 +61,10 @@ bool srv_option_enum_value(const char *values, uint32_t idx, const char **text, 
 
 void srv_option_bytes_text(uint64_t n_bytes, char out[32])
 {
-	static const char *const units[] = { "", " KiB", " MiB", " GiB" };
+	static const char *const units[] = { "", " KiB", " MiB", " GiB", " TiB" };
 	unsigned unit_idx = 0;
 
-	while (n_bytes >= 1024 && n_bytes % 1024 == 0 && unit_idx < 3) {
+	while (n_bytes >= 1024 && n_bytes % 1024 == 0 && unit_idx < 4) {
 		n_bytes /= 1024;
 		unit_idx++;
 	}
@@ -83,8 +83,8 @@ void srv_option_expected(const struct srv_option_row *row, char *out, size_t n_b
 	case SRV_OPTION_BYTES:
 		srv_option_bytes_text(row->min, min);
 		srv_option_bytes_text(row->max, max);
-		snprintf(out, n_bytes_max, "a size from %s to %s, in bytes or followed by KiB, MiB or GiB",
-			min, max);
+		snprintf(out, n_bytes_max,
+			"a size from %s to %s, in bytes or followed by KiB, MiB, GiB or TiB", min, max);
 		break;
 	case SRV_OPTION_TEXT:
 		snprintf(out, n_bytes_max, "a text of 1 to %u bytes of UTF-8", SRV_OPTION_TEXT_BYTES - 1);
@@ -201,7 +201,8 @@ static bool read_bytes(const char *text, uint64_t *n_bytes)
 	static const struct {
 		const char *suffix;
 		uint64_t factor;
-	} units[] = { { "", 1 }, { "KiB", 1024 }, { "MiB", 1048576 }, { "GiB", 1073741824 } };
+	} units[] = { { "", 1 }, { "KiB", 1024 }, { "MiB", 1048576 }, { "GiB", 1073741824 },
+		{ "TiB", 1099511627776 } };
 	uint64_t number;
 	const char *end;
 

@@ -19,7 +19,7 @@
 #define SRV_LISTEN_MAX 8u
 
 /*
- * N(name, default, min, max, help): unsigned number. B: bytes, the text may end in KiB, MiB, GiB.
+ * N(name, default, min, max, help): unsigned number. B: bytes, the text may end in KiB, MiB, GiB, TiB.
  * S(name, default, help): text. E(name, default, "a|b|c", help): one of. F(name, help): flag, default off.
  */
 #define SRV_OPTION_MAP(N, B, S, E, F)                                                                      \

@@ -9,6 +9,7 @@
 
 #include "core/checked.h"
 #include "core/memory.h"
+#include "core/row_kernels.h"
 #include "server/options_internal.h"
 
 /* Beside the table: 0..SRV_N_OPTIONS-1 are its rows. 256: above every character that getopt_long returns. */
@@ -208,6 +209,28 @@ static enum kv_status walk_second(struct srv_options *options, struct cli *cli, 
 	} while (true);
 }
 
+/* core/row_kernels.h reads it where it is needed first; here a name that means nothing is found in time. */
+static enum kv_status check_instruction_set(struct kv_error *err)
+{
+	const char *wanted = getenv("TQKV_INSTRUCTION_SET");
+	const struct kv_row_kernels *kernels;
+	char known[96] = "";
+	size_t used = 0;
+
+	if (!wanted || !*wanted)
+		return KV_OK;
+	for (uint32_t i = 0; (kernels = kv_row_kernels_at(i)); i++) {
+		if (strcmp(wanted, kernels->name) == 0)
+			return KV_OK;
+		used += (size_t)snprintf(
+			known + used, sizeof(known) - used, "%s%s", i ? ", " : "", kernels->name);
+		KV_ASSERT(used < sizeof(known));
+	}
+	return kv_fail(err, KV_BAD_CONFIG,
+		"environment TQKV_INSTRUCTION_SET: '%.40s' is not accepted, expected one of %s", wanted,
+		known);
+}
+
 /* An empty variable counts as not set: compose files pass ${NAME:-} on. Unknown TQKV_ variables are not ours.
  */
 static enum kv_status read_environment(struct srv_options *options, struct kv_error *err)
@@ -289,6 +312,8 @@ enum srv_options_outcome srv_options_parse(struct srv_options *options, int argc
 		status = read_file(options, files, err);
 	if (status == KV_OK)
 		status = read_environment(options, err);
+	if (status == KV_OK)
+		status = check_instruction_set(err);
 	if (status == KV_OK)
 		status = walk_second(options, &cli, err);
 	if (status == KV_OK)

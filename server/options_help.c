@@ -144,7 +144,7 @@ void srv_options_print_help(void)
 			print_option(&srv_option_rows[groups[i].members[k]]);
 	}
 	fputs("\n"
-	      "BYTES may end in KiB, MiB or GiB: --frame-bytes-max 2MiB. --name=value works, too.\n"
+	      "BYTES may end in KiB, MiB, GiB or TiB: --frame-bytes-max 2MiB. --name=value works, too.\n"
 	      "A flag wins over the environment, the environment over the file, the file over the default.\n"
 	      "The environment name of an option is TQKV_ and the name in capitals: "
 	      "TQKV_FRAME_BYTES_MAX=2MiB;\n"

@@ -141,6 +141,9 @@ bool srv_probe_is_ready(struct srv_server *server, char *reason, uint32_t reason
 		snprintf(reason, reason_bytes, "device lost");
 	else if (server->is_draining)
 		snprintf(reason, reason_bytes, "draining");
+	else if (srv_server_is_stuck(server))
+		snprintf(reason, reason_bytes, "the backend has not finished a batch for %llu ms",
+			(unsigned long long)(srv_scheduler_oldest_ns(server) / KV_NS_PER_MS));
 	else if (!probe->is_passed)
 		snprintf(reason, reason_bytes, "%s", probe->reason);
 	else if (server->now_ns - probe->passed_ns > 3 * interval_ns)

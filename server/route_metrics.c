@@ -171,6 +171,8 @@ static void add_gauges(const struct scrape *scrape)
 	single(text, "sessions", "gauge", "open sessions", gauges->n_sessions);
 	single(text, "sequences", "gauge", "sequences over all pools", gauges->n_sequences);
 	single(text, "pools", "gauge", "pools", gauges->n_pools);
+	single_ms(text, "batch_oldest_seconds", "age of the oldest batch that is not done, 0 without one",
+		gauges->batch_oldest_ms);
 	single(text, "requests_queued", "gauge", "row requests that wait for a batch", gauges->n_queued);
 	single(text, "batches_in_flight", "gauge", "batches that the backend works on",
 		gauges->n_batches_in_flight);

@@ -241,8 +241,11 @@ static void submit(struct srv_server *server, struct srv_lane *lane)
 		const enum kv_status status =
 			server->backend->ops->submit(server->backend, &flight->plan.batch, &err);
 
-		if (status == KV_BUSY_RETRY)
-			return; /* next turn; order is kept */
+		/* Order is kept. Its queue has room again when a batch is done, which is an event; a backend
+		 * that was busy with something else is asked again soon, but not in every turn. */
+		lane->is_refused = status == KV_BUSY_RETRY;
+		if (lane->is_refused)
+			return;
 		if (status != KV_OK) {
 			srv_log(SRV_LOG_ERROR, "device lost: %s", err.msg);
 			server->is_lost = true;
@@ -355,10 +358,37 @@ bool srv_scheduler_has_work(const struct srv_server *server)
 				&lane->flights[(lane->flight_first + f) % SRV_PLANS_PER_LANE];
 
 			/* One that is done behind another waits for that one's event. */
-			if ((f == 0 && flight->is_done) || !flight->is_submitted)
+			if ((f == 0 && flight->is_done) || (!flight->is_submitted && !lane->is_refused))
 				return true;
 		}
 	}
+	return false;
+}
+
+uint64_t srv_scheduler_oldest_ns(const struct srv_server *server)
+{
+	uint64_t oldest_ns = 0;
+
+	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
+		const struct srv_lane *lane = &server->lanes[i];
+
+		for (uint32_t f = 0; lane->pool && f < lane->n_flights; f++) {
+			const struct srv_flight *flight =
+				&lane->flights[(lane->flight_first + f) % SRV_PLANS_PER_LANE];
+			const uint64_t age_ns = server->now_ns - flight->sealed_ns;
+
+			if (!flight->is_done && age_ns > oldest_ns)
+				oldest_ns = age_ns;
+		}
+	}
+	return oldest_ns;
+}
+
+bool srv_scheduler_is_refused(const struct srv_server *server)
+{
+	for (uint32_t i = 0; i < KV_POOLS_MAX; i++)
+		if (server->lanes[i].pool && server->lanes[i].is_refused)
+			return true;
 	return false;
 }
 

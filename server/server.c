@@ -356,7 +356,8 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 		wait_ns = until(now_ns, server->probe.next_ns, wait_ns);
 	if (server->is_draining)
 		wait_ns = until(now_ns, server->drain_end_ns, wait_ns);
-	if (server->backend_fd < 0 && srv_scheduler_in_flight(server) > 0)
+	if (srv_scheduler_is_refused(server) ||
+		(server->backend_fd < 0 && srv_scheduler_in_flight(server) > 0))
 		wait_ns = until(now_ns, now_ns + KV_NS_PER_MS, wait_ns);
 	return wait_ns;
 }
@@ -396,6 +397,11 @@ bool srv_server_is_done(const struct srv_server *server)
 	if (server->options->snapshot_on_drain && !server->has_saved)
 		return false;
 	return is_quiet || server->now_ns >= server->drain_end_ns;
+}
+
+bool srv_server_is_stuck(const struct srv_server *server)
+{
+	return srv_scheduler_oldest_ns(server) >= SRV_BATCH_STUCK_NS;
 }
 
 int srv_server_exit_code(const struct srv_server *server)

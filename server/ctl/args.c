@@ -10,6 +10,7 @@
 
 #include "core/checked.h"
 #include "server/ctl/ctl.h"
+#include "server/ctl/http_client.h"
 
 enum { GLOBAL_ADDR, GLOBAL_HTTP, GLOBAL_JSON, GLOBAL_TIMEOUT, GLOBAL_HELP, GLOBAL_VERSION, N_GLOBALS };
 
@@ -298,6 +299,9 @@ enum kv_status srv_ctl_parse(struct srv_ctl *ctl, const struct srv_command *cons
 	}
 	ctl->addr = parser.globals[GLOBAL_ADDR].text;
 	ctl->http = parser.globals[GLOBAL_HTTP].text;
+	if (!srv_http_address_is_valid(ctl->http))
+		return kv_fail(err, SRV_CTL_USAGE,
+			"--http: '%.60s' is not HOST:PORT with a port from 1 to 65535", ctl->http);
 	ctl->is_json = parser.globals[GLOBAL_JSON].is_given;
 	ctl->timeout_ms = (uint32_t)parser.globals[GLOBAL_TIMEOUT].number;
 	ctl->is_help = parser.globals[GLOBAL_HELP].is_given;

@@ -50,6 +50,18 @@ static enum kv_status wait_for(
 	}
 }
 
+static bool is_port(const char *text)
+{
+	unsigned long port = 0;
+
+	for (const char *c = text; *c; c++) {
+		if (*c < '0' || *c > '9' || c - text >= 5)
+			return false;
+		port = port * 10 + (unsigned long)(*c - '0');
+	}
+	return port >= 1 && port <= 65535;
+}
+
 /* "HOST:PORT" or "[HOST]:PORT" to its parts. */
 static enum kv_status split_address(
 	const char *address, char host[static 256], char port[static 6], struct kv_error *err)
@@ -62,13 +74,20 @@ static enum kv_status split_address(
 		first++;
 		host_bytes -= 2;
 	}
-	if (host_bytes == 0 || host_bytes >= 256 || strlen(colon + 1) > 5 || colon[1] == '\0' ||
-		strspn(colon + 1, "0123456789") != strlen(colon + 1))
-		return kv_fail(err, KV_BAD_ARG, "'%.100s' is not HOST:PORT", address);
+	if (host_bytes == 0 || host_bytes >= 256 || !is_port(colon + 1))
+		return kv_fail(
+			err, KV_BAD_ARG, "'%.100s' is not HOST:PORT with a port from 1 to 65535", address);
 	memcpy(host, first, host_bytes);
 	host[host_bytes] = '\0';
 	memcpy(port, colon + 1, strlen(colon + 1) + 1);
 	return KV_OK;
+}
+
+bool srv_http_address_is_valid(const char *address)
+{
+	char host[256], port[6];
+
+	return split_address(address, host, port, NULL) == KV_OK;
 }
 
 static enum kv_status connect_one(

@@ -60,6 +60,8 @@ struct srv_http_reply {
 };
 void srv_http_reply_finish(struct srv_http_reply *reply);
 
+/* "HOST:PORT" or "[HOST]:PORT" with a port from 1 to 65535. */
+bool srv_http_address_is_valid(const char *address);
 /*
  * Sends one request to "HOST:PORT" and waits at most timeout_ms for the whole reply. `json` NULL: no body.
  * The text of a failure begins with method and address. Any code is OK here: callers look at reply->code.

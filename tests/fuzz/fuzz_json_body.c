@@ -1,12 +1,15 @@
 /*
  * Fuzz target: what comes over HTTP. The first byte chooses: a body as POST /v1/pools reads it, up to the
- * making of the pool's specification, or a text for the rules over hosts, origins, escapes and numbers.
+ * making of the pool's specification, a text for the rules over hosts, origins, escapes and numbers, a tokens
+ * file, or what POST /v1/plan is asked.
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/pool_spec.h"
+#include "server/auth.h"
+#include "server/capacity.h"
 #include "server/http_rules.h"
 #include "server/http_text.h"
 
@@ -66,6 +69,8 @@ static void read_text(const char *value)
 	(void)srv_http_read_hex_id(value, &number);
 	(void)srv_http_type_is_json(value);
 	(void)srv_http_is_pool_name(value);
+	if (srv_uids_hold(value, 1000) && !strstr(value, "1000") && strcmp(value, "any") != 0)
+		abort();
 	/* What passes without --insecure passes with it. */
 	if (srv_http_host_is_allowed(value, "127.0.0.1", false) &&
 		!srv_http_host_is_allowed(value, "127.0.0.1", true))
@@ -73,6 +78,43 @@ static void read_text(const char *value)
 	if (srv_http_origin_is_own(value, "localhost:7871") && !strstr(value, ":7871"))
 		abort();
 	write_string(value);
+}
+
+/* A tokens file: accepted with at least one token that logs in, or refused with a message and nothing kept.
+ */
+static void read_tokens(const char *bytes, size_t n_bytes)
+{
+	static struct srv_tokens tokens;
+	struct kv_error err = { .status = KV_OK };
+	const enum kv_status status = srv_tokens_parse(bytes, n_bytes, "file", &tokens, &err);
+
+	if (status != KV_OK) {
+		if (tokens.n != 0 || err.msg[0] == '\0')
+			abort();
+		return;
+	}
+	for (uint32_t i = 0; i < tokens.n; i++)
+		if (srv_tokens_find(&tokens, (const char *)tokens.tokens[i].bytes,
+			    tokens.tokens[i].n_bytes) != &tokens.tokens[i])
+			abort();
+	(void)srv_tokens_find(&tokens, bytes, n_bytes);
+}
+
+/* What is to fit: read, worked out, or refused; never a number that wrapped. */
+static void read_plan(const char *bytes, size_t n_bytes)
+{
+	struct kv_error err = { .status = KV_OK };
+	struct srv_capacity_ask ask;
+	struct srv_capacity capacity;
+	json_t *json = NULL;
+
+	if (srv_http_read_object(bytes, n_bytes, &json, &err) != KV_OK)
+		return;
+	if (srv_capacity_read(json, &ask, &err) == KV_OK &&
+		srv_capacity_work_out(&ask, 1ull << 34, 1ull << 40, &capacity, &err) == KV_OK &&
+		(capacity.n_tokens < capacity.n_sessions || capacity.context_bytes > capacity.asked_bytes))
+		abort();
+	json_decref(json);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
@@ -89,6 +131,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 	bytes[n_text] = '\0';
 	if (data[0] == 't')
 		read_text(bytes);
+	else if (data[0] == 'k')
+		read_tokens(bytes, n_text);
+	else if (data[0] == 'p')
+		read_plan(bytes, n_text);
 	else
 		read_body(bytes, n_text);
 	free(bytes);

@@ -204,6 +204,7 @@ static void control_done(struct srv_control *control)
 
 	FUZZ_CHECK(asked->is_open && control->n_rows <= SRV_CONTROL_ROWS_MAX);
 	FUZZ_CHECK(control->status == KV_OK || control->kind == SRV_CONTROL_READY || control->error.msg[0]);
+	FUZZ_CHECK(control->kind != SRV_CONTROL_AUDIT || control->is_passed);
 	for (uint32_t i = 0;
 		control->kind == SRV_CONTROL_OCCUPANCY && control->status == KV_OK && i < control->n_rows;
 		i++) {
@@ -234,7 +235,10 @@ static void ask(struct world *world, uint8_t kind, uint8_t argument)
 		return;
 	memset(asked, 0, sizeof(*asked));
 	asked->is_open = true;
-	asked->control.kind = (enum srv_control_kind)(kind % (SRV_CONTROL_READY + 1));
+	asked->control.kind = (enum srv_control_kind)(kind % (SRV_CONTROL_AUDIT + 1));
+	asked->control.sort = (enum srv_session_sort)(argument % SRV_N_SORTS);
+	asked->control.sequence_id = argument / 16;
+	asked->control.group_idx = argument / 128;
 	asked->control.n_rows_max = argument % 4;
 	asked->control.cursor = argument / 4;
 	asked->control.id = world->handles[argument % HANDLES];

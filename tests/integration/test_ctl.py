@@ -368,6 +368,9 @@ class CommandLine(unittest.TestCase):
             (["--addr"], ["'--addr'", "ADDRESS"]),
             (["bench", "echo", "--bytes-in", "1TB"], ["--bytes-in", "'1TB'"]),
             (["ping", "--timeout-ms", "-1"], ["--timeout-ms"]),
+            (["--http", "banana", "info"], ["--http", "banana", "HOST:PORT"]),
+            (["--http", "127.0.0.1:99999", "info"], ["--http", "99999", "65535"]),
+            (["--http", "127.0.0.1:0", "info"], ["--http", "65535"]),
         ]:
             with self.subTest(args=args):
                 done = run(*args)
@@ -386,7 +389,6 @@ class CommandLine(unittest.TestCase):
                 (["--addr", f"unix:{folder}/{'x' * 200}", "ping"], ["x" * 50]),
                 (["--http", "127.0.0.1:1", "info"], ["127.0.0.1:1", "refused"]),
                 (["--http", "127.0.0.1:1", "ready"], ["127.0.0.1:1", "refused"]),
-                (["--http", "banana", "info"], ["banana", "HOST:PORT"]),
                 (["--http", "127.0.0.1:1", "occupancy"], ["127.0.0.1:1"]),
                 (["--http", "127.0.0.1:1", "sessions"], ["127.0.0.1:1"]),
                 (["--http", "127.0.0.1:1", "replay", CAPTURE], ["127.0.0.1:1"]),

@@ -409,6 +409,30 @@ class SlowPeers(unittest.TestCase):
             until(self, lambda: self.answers(daemon), "no place for an operator")
             self.assertGreater(daemon.metrics()["tqkv_http_connections_closed_slow_total"], 0)
 
+    def test_frames_that_stop_in_their_middle_starve_nobody(self):
+        """Each would keep a read-ahead buffer until io_timeout_ms; a peer keeps no more than its share of them."""
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--io-timeout-ms", "600000", "--hello-timeout-ms", "600000",
+                    "--read-ahead-buffers", "16") as daemon:
+            half = frames.frame(frames.HELLO, b"\0" * 32)[:80]  # the header, and the beginning of the op struct
+            host, port = daemon.tcp[4:].rsplit(":", 1)
+            slow = [socket.create_connection((host, int(port))) for _ in range(64)]
+            self.addCleanup(lambda: [one.close() for one in slow])
+            for one in slow:
+                one.sendall(half)
+            started = time.monotonic()
+            with frames.Raw(daemon.addr) as raw:
+                self.assertEqual(raw.call(frames.hello()).status, 0)
+                session = raw.open(b"exact")
+                row = struct.pack("<64f", *[0.25] * 64)
+                reply = raw.call(frames.rows(frames.APPEND, session, [(1, 0, 1, 0, 1)], n_layers=2, k=row * 2, v=row * 2))
+                self.assertEqual(reply.item_statuses(), [0])
+            self.assertLess(time.monotonic() - started, 30)  # not 600
+            rows = daemon.metrics()
+            self.assertGreater(rows["tqkv_connections_closed_slow_total"], 0)
+            # Its share stays with the peer: it was not thrown out as a whole.
+            self.assertGreater(rows["tqkv_connections"], 0)
+            self.assertIn("above its peer's share", daemon.log())
+
     def trickle(self, daemon, i):
         """A request that stops in its middle: HTTP, or a frame over TCP or the Unix socket."""
         if i % 3 == 0:

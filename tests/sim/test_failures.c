@@ -64,6 +64,42 @@ START_TEST(test_closing_under_a_running_append_hurts_nobody)
 }
 END_TEST
 
+/* M4: a backend that does not come back makes the daemon not ready and silences the watchdog; it recovers. */
+START_TEST(test_a_backend_that_stands_still_is_noticed)
+{
+	struct sim_config config = sim_config_plain(12);
+	struct srv_gauges gauges;
+
+	config.lease_ms = 600000;
+	sim_world_init(&world, &config);
+	struct sim_peer *peer = sim_script_connect(&world, 0);
+	const uint64_t handle = sim_script_open(peer, 0, NULL);
+	struct sim_request *request = sim_script_new(peer, KVP_OP_APPEND, handle);
+
+	sim_script_pass(&world, 50 * MS);
+	srv_server_gauges(world.server, &gauges);
+	ck_assert(gauges.is_ready);
+	sim_backend_hold(world.backend, true);
+	sim_script_item(request, 1, 0, 3);
+	sim_script_send(request);
+	sim_script_pass(&world, 29000 * MS);
+	ck_assert(!srv_server_is_stuck(world.server));
+	sim_script_pass(&world, 2000 * MS);
+	ck_assert(srv_server_is_stuck(world.server));
+	srv_server_gauges(world.server, &gauges);
+	ck_assert(!gauges.is_ready);
+	ck_assert_uint_ge(gauges.batch_oldest_ms, 30000);
+	sim_backend_hold(world.backend, false);
+	ck_assert_int_eq(sim_script_wait(request), KV_OK);
+	sim_script_pass(&world, 15000 * MS);
+	ck_assert(!srv_server_is_stuck(world.server));
+	srv_server_gauges(world.server, &gauges);
+	ck_assert(gauges.is_ready);
+	ck_assert_uint_eq(gauges.batch_oldest_ms, 0);
+	sim_script_end(&world);
+}
+END_TEST
+
 /* L2: who stalls inside a large payload is disconnected after io_timeout_ms, and everything it held comes
  * back. */
 START_TEST(test_a_stalled_payload_is_given_up)
@@ -409,6 +445,7 @@ int main(void)
 	TCase *tcase = tcase_create("failures");
 
 	tcase_add_test(tcase, test_closing_under_a_running_append_hurts_nobody);
+	tcase_add_test(tcase, test_a_backend_that_stands_still_is_noticed);
 	tcase_add_test(tcase, test_a_stalled_payload_is_given_up);
 	tcase_add_test(tcase, test_cancelling_a_waiting_request_drops_it);
 	tcase_add_test(tcase, test_a_reset_inside_an_append_leaves_no_trace);

@@ -140,7 +140,9 @@ START_TEST(test_http_rules_body)
 		{ "{\"a\":1,\n\"a\":2}", "line 2, column " },
 		{ "{\"a\":", "line 1, column 5" },
 		{ "[1]", "expected an object" },
-		{ "7", "line 1, column 1" },
+		{ "7", "the body is a number, expected an object" },
+		{ "\"x\"", "the body is a text, expected an object" },
+		{ "hello", "the body is not JSON: line 1, column 5" },
 		{ "{\"a\":\"\xff\"}", "line 1, column " },
 		{ "{} x", "line 1, column 4" },
 	};

@@ -46,7 +46,7 @@ START_TEST(test_http_views_info)
 	info->io = "epoll";
 	strcpy(info->backend_reason, "no CUDA device");
 	strcpy(info->io_reason, "io_uring_setup: \"denied\"");
-	strcpy(info->device.device, "CPU (scalar), 2 threads");
+	strcpy(info->device.device, "CPU, 2 threads");
 	strcpy(info->device.instruction_set, "baseline");
 	info->device.memory_bytes = 4294967296;
 	info->device.n_threads = 2;
@@ -60,7 +60,7 @@ START_TEST(test_http_views_info)
 	assert_json(
 		"{\"version\":\"1.2.3\",\"commit\":\"abc123\",\"boot_id\":\"0000000000000f00\",\"pid\":77,"
 		"\"uptime_ms\":12345,\"backend\":\"cpu\",\"backend_reason\":\"no CUDA device\","
-		"\"device\":\"CPU (scalar), 2 threads\",\"instruction_set\":\"baseline\","
+		"\"device\":\"CPU, 2 threads\",\"instruction_set\":\"baseline\","
 		"\"arena_bytes\":4294967296,\"n_threads\":2,\"io\":\"epoll\","
 		"\"io_reason\":\"io_uring_setup: \\\"denied\\\"\",\"frame_bytes_max\":1048576,"
 		"\"listeners\":[\"unix:/run/x.sock\",\"tcp:127.0.0.1:7870\"]}");

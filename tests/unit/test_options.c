@@ -153,8 +153,8 @@ START_TEST(test_options_refuses_flags)
 {
 	ASSERT_REFUSED("--frame-bytes-max: '17'", "a size from 64 KiB to 16 MiB", "--frame-bytes-max", "17");
 	ASSERT_REFUSED("--frame-bytes-max: '17MiB'", "from 64 KiB to 16 MiB", "--frame-bytes-max=17MiB");
-	ASSERT_REFUSED("'1mib'", "KiB, MiB or GiB", "--frame-bytes-max=1mib");
-	ASSERT_REFUSED("'1 MiB'", "KiB, MiB or GiB", "--frame-bytes-max=1 MiB");
+	ASSERT_REFUSED("'1mib'", "KiB, MiB, GiB or TiB", "--frame-bytes-max=1mib");
+	ASSERT_REFUSED("'1 MiB'", "KiB, MiB, GiB or TiB", "--frame-bytes-max=1 MiB");
 	ASSERT_REFUSED("'18446744073709551616'", "from 64 KiB", "--frame-bytes-max=18446744073709551616");
 	ASSERT_REFUSED(
 		"'17179869185GiB'", "from 64 KiB", "--frame-bytes-max=17179869185GiB"); /* 2^64 + 2^30 */

@@ -69,7 +69,7 @@ static const struct {
 	{ "{\"lease_ms\":99999999999999999999}", "a.json:1:", "too big" },
 	{ "{\"lease_ms\":null}", "lease_ms: null", "whole number" },
 	{ "{\"lease_ms\":[1]}", "lease_ms: an array", "whole number" },
-	{ "{\"frame_bytes_max\":\"2XB\"}", "frame_bytes_max: '2XB'", "KiB, MiB or GiB" },
+	{ "{\"frame_bytes_max\":\"2XB\"}", "frame_bytes_max: '2XB'", "KiB, MiB, GiB or TiB" },
 	{ "{\"frame_bytes_max\":true}", "frame_bytes_max: true", "a size from" },
 	{ "{\"io\":1}", "io: 1", "one of auto, io_uring, epoll" },
 	{ "{\"io\":\"poll\"}", "io: 'poll'", "one of auto, io_uring, epoll" },
@@ -227,7 +227,7 @@ START_TEST(test_options_memory_bytes)
 		{ "0%", 1000000, 0 },
 		{ "80 %", 1000000, 0 },
 		{ "080%", 1000000, 0 },
-		{ "1TiB", 1000000, 0 },
+		{ "1PiB", 1000000, 0 },
 	};
 	struct srv_options options;
 
