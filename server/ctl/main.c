@@ -21,6 +21,8 @@ static const struct srv_command *const commands[] = {
 	&srv_cmd_replay,
 	&srv_cmd_bench_echo,
 	&srv_cmd_bench_step,
+	&srv_cmd_bench_ingest,
+	&srv_cmd_bench_kernels,
 	&srv_cmd_capture_inspect,
 	&srv_cmd_attention,
 	&srv_cmd_calibrate,

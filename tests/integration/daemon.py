@@ -26,15 +26,15 @@ PATIENCE_S = 60
 class Daemon:
     """with Daemon("--pool", DEMO) as daemon: ... ; stop() returns the exit code."""
 
-    def __init__(self, *args, folder=None, env=None, token=None, tls=None):
-        """token: of every request; tls: an ssl context, where the control API speaks HTTPS."""
+    def __init__(self, *args, folder=None, env=None, token=None, tls=None, program="server/tqkvd"):
+        """token: of every request; tls: an ssl context, where the control API speaks HTTPS; program: of the build."""
         self.token, self.tls = token, tls
         self.folder = pathlib.Path(folder or tempfile.mkdtemp(prefix="tqkv-test."))
         self.owns_folder = folder is None
         self.path = self.folder / "tqkvd.sock"
         self.log_path = self.folder / "tqkvd.log"
         self.addr = f"unix:{self.path}"
-        command = [BUILD / "server/tqkvd", "--listen", self.addr, "--listen", "tcp:127.0.0.1:0", "--http",
+        command = [BUILD / program, "--listen", self.addr, "--listen", "tcp:127.0.0.1:0", "--http",
                    "127.0.0.1:0", "--memory", "256MiB", "--io", os.environ.get("TQKV_IO", "auto"), *args]
         self.log_file = open(self.log_path, "ab")
         self.log_start = self.log_file.tell()

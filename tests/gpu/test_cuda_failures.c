@@ -1,0 +1,296 @@
+/*
+ * What went wrong elsewhere, and must not here: the rows of FAILURES that are a GPU's. Exit 77 without a
+ * device. On fibers (TEST_ON_HOST) the same tests take fewer rounds.
+ */
+#include "core/attention.h"
+#include "tests/gpu/cuda_cases.h"
+
+#ifdef TEST_ON_HOST
+#define N_RACES   40u
+#define K4_STRIDE 23u
+#else
+#define N_RACES   100000u
+#define K4_STRIDE 1u
+#endif
+
+/* K1: blocks beyond 2^32 bytes of both layouts are where they should be, and not where the low 32 bits say.
+ */
+START_TEST(test_cuda_far_pages)
+{
+	static const char *const formats[] = { "tq4", "f32" };
+	const uint32_t n_blocks = _i == 0 ? 300000 : 70000; /* of 17 408, and of 2 * 65 536 bytes */
+	struct rig rig;
+	struct rig_seq seqs[2];
+	char json[512];
+
+	snprintf(json, sizeof(json),
+		"{\"name\": \"p\", \"layers\": 1, \"q_heads\": 8, \"kv_heads\": 8, \"head_dim\": 128, \"k\": "
+		"\"%s\", "
+		"\"v\": \"%s\", \"block_size\": 16, \"blocks\": %u}",
+		formats[_i], formats[_i], n_blocks);
+	rig_init(&rig, json, 99);
+	for (uint32_t s = 0; s < 2; s++) {
+		seqs[s].n_tokens = 33;
+		for (uint32_t b = 0; b < 3; b++)
+			seqs[s].table[b] = s == 0 ? n_blocks - 1 - b : b;
+	}
+	rig_begin(&rig);
+	for (uint32_t s = 0; s < 2; s++) {
+		struct kv_update_op *op = &rig.batch.updates[rig.batch.n_updates++];
+		int64_t *slots = rig_take(&rig, 33 * sizeof(*slots));
+		uint64_t n_bytes;
+
+		for (uint32_t t = 0; t < 33; t++)
+			slots[t] = slot_of(&rig, &seqs[s], t);
+		*op = (struct kv_update_op){
+			.result_idx = rig.batch.n_results++, .n_layers = 1, .n_tokens = 33, .slots = slots
+		};
+		op->k = rig_rows(&rig, false, 1, 33, KV_DTYPE_F32, &n_bytes);
+		op->v = rig_rows(&rig, true, 1, 33, KV_DTYPE_F32, &n_bytes);
+		rig_draw_rows(&rig, &op->k, false, 33 * 8);
+		rig_draw_rows(&rig, &op->v, true, 33 * 8);
+		add_decode(&rig, &seqs[s], 0, 1, 33, 1.0f);
+	}
+	run_and_compare_decodes(&rig, _i == 0 ? 2e-3 : 2e-5, "far pages");
+	rig_finish(&rig);
+}
+END_TEST
+
+/* K4: one pool of every pair of widths and every head dim, with group and block size in turn. */
+static struct pool_case k4_case(uint32_t idx)
+{
+	static const char *const k_formats[] = { "bf16", "fp8", "tq4", "tq3", "tq2" };
+	static const char *const v_formats[][2] = { { "bf16", "bf16" }, { "v8", "fp8" }, { "v4", "tq4" },
+		{ "v3", "tq3" }, { "v2", "tq2" } };
+	static const uint32_t dims[] = { 64, 80, 96, 112, 128, 192, 256 };
+	static const uint32_t groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 };
+	const uint32_t k = idx % 5, v = idx / 5 % 5, dim = dims[idx / 25 % 7], turn = idx / 175;
+	const bool is_tile = k == v && k >= 2;
+
+	return (struct pool_case){ .k = k_formats[k],
+		.v = v_formats[v][is_tile || turn % 2],
+		.k_dim = dim,
+		.v_dim = dim,
+		.q_heads = 2 * groups[(idx * 7 + turn) % 10],
+		.kv_heads = 2,
+		.block_size = 16u << (idx + turn) % 3,
+		.bound = 5e-3 };
+}
+
+#define K4_CASES (2u * 175u)
+
+START_TEST(test_k4_every_combination_or_a_refusal)
+{
+	const struct pool_case c = k4_case((uint32_t)_i * K4_STRIDE);
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS];
+	char name[96];
+
+	snprintf(name, sizeof(name), "%s/%s d %u heads %u/%u block %u", c.k, c.v, c.k_dim, c.q_heads,
+		c.kv_heads, c.block_size);
+	begin_case(&rig, &c, seqs);
+	fill(&rig, seqs);
+	rig_begin(&rig);
+	for (uint32_t s = 0; s < 7; s++)
+		add_decode(&rig, &seqs[s], s % 2, 1, seqs[s].n_tokens, 1.0f);
+	run_and_compare_decodes(&rig, c.bound, name);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* K4: what kernels do not serve is refused when the pool is made. */
+START_TEST(test_k4_unsupported_is_refused_early)
+{
+	struct kv_pool_spec *spec = NULL;
+	struct kv_error err = { .msg = "" };
+	json_t *json = json_pack("{s:s, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:i}", "name", "p", "layers",
+		1, "q_heads", 4, "kv_heads", 2, "head_dim", 64, "k", "tq4", "v", "tq4", "block_size", 16,
+		"blocks", 8, "exact_tokens", 16);
+	uint64_t n_bytes = 0;
+
+	ck_assert_msg(kv_pool_spec_create(json, &spec, &err) == KV_OK, "%s", err.msg);
+	json_decref(json);
+	ck_assert_int_eq(rig_backend->ops->pool_check(rig_backend, spec, &n_bytes, &err), KV_UNSUPPORTED);
+	ck_assert_ptr_nonnull(strstr(err.msg, "exact_tokens"));
+	kv_pool_spec_destroy(spec);
+}
+END_TEST
+
+/* Bits of one decode. */
+static uint64_t decode_alone(struct rig *rig, const struct rig_seq *seq, uint8_t *kept)
+{
+	const size_t n_bytes = (size_t)rig->spec->q_heads * rig->spec->v_head_dim * sizeof(float);
+	const uint64_t seed = rig->seed;
+	struct kv_decode_op *op;
+
+	rig_begin(rig);
+	rig->seed = 4711;
+	op = add_decode(rig, seq, 0, 1, seq->n_tokens, 1.0f);
+	rig->seed = seed;
+	rig_run_cuda(rig);
+	memcpy(kept, op->out, n_bytes);
+	return n_bytes;
+}
+
+/* K8: nothing grows with the largest batch, so a batch of one gives the same bits before and after it. */
+START_TEST(test_k8_same_bits_after_larger_batches)
+{
+	static uint8_t before[64 * 1024], after[64 * 1024];
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS];
+	uint64_t n_bytes;
+
+	begin_case(&rig, &cases[_i], seqs);
+	fill(&rig, seqs);
+	n_bytes = decode_alone(&rig, &seqs[8], before);
+	for (uint32_t n = 1; n <= (LONGEST > 500 ? 128u : 8u); n *= 2) {
+		rig_begin(&rig);
+		for (uint32_t i = 0; i < n; i++)
+			add_decode(&rig, &seqs[i % N_SEQS], i % 2, 1, seqs[i % N_SEQS].n_tokens, 1.0f);
+		rig_run_cuda(&rig);
+	}
+	ck_assert_uint_eq(decode_alone(&rig, &seqs[8], after), n_bytes);
+	ck_assert_mem_eq(before, after, n_bytes);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* K12: two batches are on their way at once; what the second reads and copies is what the first wrote. */
+START_TEST(test_k12_reads_wait_for_writes)
+{
+	const struct pool_case *c = &cases[_i];
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS];
+	struct kv_batch second;
+	struct kv_error err = { .msg = "" };
+	struct kv_transfer_op *read;
+	struct kv_update_op *write;
+	struct kv_rows rows[4];
+	int64_t *slots;
+	uint64_t n_bytes;
+
+	begin_case(&rig, c, seqs);
+	rig_begin(&rig);
+	slots = rig_take(&rig, 2 * 16 * sizeof(*slots));
+	for (uint32_t t = 0; t < 16; t++) {
+		slots[t] = slot_of(&rig, &seqs[8], t);
+		slots[16 + t] = slot_of(&rig, &seqs[8], t + 2 * rig.spec->block_size);
+	}
+	for (uint32_t i = 0; i < 4; i++)
+		rows[i] = rig_rows(&rig, i % 2, 2, 16, KV_DTYPE_PACKED, &n_bytes);
+	for (uint32_t i = 0; i < 4; i++)
+		memset(rows[i].base, 0,
+			2 * 16 * rig.spec->kv_heads * rig_row_bytes(&rig, i % 2, 0, KV_DTYPE_PACKED));
+	n_bytes = 2 * 16 * (uint64_t)rig.spec->kv_heads * rig_row_bytes(&rig, false, 0, KV_DTYPE_PACKED);
+	write = &rig.batch.updates[rig.batch.n_updates++];
+	*write = (struct kv_update_op){ .result_idx = rig.batch.n_results++,
+		.n_layers = 2,
+		.n_tokens = 16,
+		.slots = slots,
+		.k = rows[0],
+		.v = rows[1] };
+	second = rig.batch;
+	second.n_updates = 0;
+	second.results = rig_take(&rig, sizeof(*second.results));
+	rig.copies[0] = (struct kv_copy_op){ 0, seqs[8].table[0], seqs[8].table[2] };
+	second.n_copies = second.n_results = second.n_transfers = 1;
+	read = &second.transfers[0];
+	*read = (struct kv_transfer_op){
+		.n_layers = 2, .n_tokens = 16, .slots = slots + 16, .k = rows[2], .v = rows[3]
+	};
+	for (uint32_t round = 0; round < N_RACES; round++) {
+		/* Codes of any value are rows of tq4; norms stay 0. */
+		for (uint32_t r = 0; r < 2 * 16 * rig.spec->kv_heads; r++)
+			memset(rows[0].base + (size_t)r * rig_row_bytes(&rig, false, 0, KV_DTYPE_PACKED),
+				(int)(round + r) & 0xFF, 8);
+		rig_reset_results(&rig);
+		second.results[0] = (struct kv_result){ KV_OK, KV_LAYER_NONE, KV_ROW_NONE };
+		ck_assert_int_eq(rig_backend->ops->submit(rig_backend, &rig.batch, &err), KV_OK);
+		ck_assert_int_eq(rig_backend->ops->submit(rig_backend, &second, &err), KV_OK);
+		for (uint32_t n = 0; n < 2;)
+			n += rig_backend->ops->reap(rig_backend) != NULL;
+		ck_assert_int_eq(second.results[0].status, KV_OK);
+		ck_assert_msg(memcmp(rows[0].base, rows[2].base, n_bytes) == 0, "round %u: old rows", round);
+	}
+	rig_finish(&rig);
+}
+END_TEST
+
+/* W12: more than the device has is refused with wanted and free bytes. */
+START_TEST(test_cuda_arena_too_large)
+{
+	struct kv_backend *backend = NULL;
+	struct kv_error err = { .msg = "" };
+
+	ck_assert_msg(kvg_backend_cuda_create(0, &backend, &err) == KV_OK, "%s", err.msg);
+	ck_assert_int_eq(backend->ops->arena_create(backend, 1ull << 50, &err), KV_NO_MEMORY);
+	ck_assert_ptr_nonnull(strstr(err.msg, "1125899906842624 bytes wanted"));
+	ck_assert_ptr_nonnull(strstr(err.msg, "bytes of device memory are free"));
+	/* The error did not stick. */
+	ck_assert_int_eq(backend->ops->arena_create(backend, 1 << 20, &err), KV_OK);
+	backend->ops->destroy(backend);
+	ck_assert_int_eq(kvg_backend_cuda_create(99, &backend, &err), KV_UNAVAILABLE);
+}
+END_TEST
+
+/*
+ * M5: a kernel that faults poisons the context: its batch and all later ones come back as DEVICE_LOST, the
+ * descriptor wakes the loop although the driver calls nobody any more, and destroying does not hang. The last
+ * test: nothing works afterwards.
+ */
+START_TEST(test_cuda_lost_device)
+{
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS];
+	struct pollfd finished = { .fd = rig_backend->ops->event_fd(rig_backend), .events = POLLIN };
+	struct kv_batch *reaped = NULL;
+	struct kv_error err = { .msg = "" };
+	uint64_t count;
+
+	begin_case(&rig, &cases[0], seqs);
+	rig_begin(&rig);
+#ifdef TEST_ON_HOST
+	setenv("TQKV_FAKE_CUDA_FAIL", "0", 1);
+	add_decode(&rig, &seqs[0], 0, 1, 0, 1.0f);
+#else
+	add_decode(&rig, &seqs[0], 0, 1, 0, 1.0f)->out = (uint8_t *)(uintptr_t)4096;
+#endif
+	rig_reset_results(&rig);
+	ck_assert_int_eq(rig_backend->ops->submit(rig_backend, &rig.batch, &err), KV_OK);
+	while (!(reaped = rig_backend->ops->reap(rig_backend))) {
+		ck_assert_int_eq(poll(&finished, 1, 5000), 1);
+		(void)!read(finished.fd, &count, sizeof(count));
+	}
+	ck_assert_int_eq(reaped->status, KV_DEVICE_LOST);
+	ck_assert_int_eq(rig_backend->ops->submit(rig_backend, &rig.batch, &err), KV_DEVICE_LOST);
+	ck_assert_ptr_null(rig_backend->ops->reap(rig_backend));
+}
+END_TEST
+
+int main(void)
+{
+	struct kv_error err = { .msg = "" };
+	Suite *suite = suite_create("cuda_failures");
+	TCase *tcase = tcase_create("cuda_failures"), *lost = tcase_create("lost device");
+
+	if (!rig_start(&err)) {
+		printf("%s\n", err.msg);
+		return 77;
+	}
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	tcase_set_timeout(tcase, 0);
+	tcase_add_loop_test(tcase, test_cuda_far_pages, 0, 2);
+	tcase_add_loop_test(tcase, test_k4_every_combination_or_a_refusal, 0, (int)(K4_CASES / K4_STRIDE));
+	tcase_add_test(tcase, test_k4_unsupported_is_refused_early);
+	tcase_add_loop_test(tcase, test_k8_same_bits_after_larger_batches, 15, 18);
+	tcase_add_loop_test(tcase, test_k12_reads_wait_for_writes, 17, 18);
+	tcase_add_test(tcase, test_cuda_arena_too_large);
+	tcase_add_test(lost, test_cuda_lost_device);
+	suite_add_tcase(suite, tcase);
+	suite_add_tcase(suite, lost);
+
+	const int rc = kv_test_run(suite, CK_NOFORK);
+
+	rig_stop();
+	return rc;
+}
