@@ -1,9 +1,9 @@
 /*
  * Audit: recomputes every count from first principles and compares. Owner counts from the block tables of
- * live and zombie sequences and the copies that wait, in-flight counts from the batches and those copies,
- * state counts from both, lengths against tables (entries == ceil(planned / block_size), more only while the
- * sequence waits to be cut), session and token sums, indexes, lists, the lease heap, reservations, the memory
- * report.
+ * live and zombie sequences, the copies that wait and published prefixes, in-flight counts from the batches
+ * and those copies, state counts from both, lengths against tables (entries == ceil(planned / block_size),
+ * more only while the sequence waits to be cut), session and token sums, indexes, lists, the lease heap,
+ * reservations, the memory report.
  *
  * For tests and the simulation: takes scratch memory and walks everything at once. Loop thread only.
  */

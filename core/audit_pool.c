@@ -8,6 +8,7 @@
 #include "core/capture.h"
 #include "core/domain_internal.h"
 #include "core/memory.h"
+#include "core/prefix_internal.h"
 #include "core/report.h"
 #include "core/stage.h"
 
@@ -17,9 +18,10 @@ struct audit {
 	struct kv_plan *const *plans;
 	uint32_t n_plans;
 	struct kv_error *err;
-	uint32_t *owners[KV_TABLES_MAX], *in_flight[KV_TABLES_MAX]; /* [n_blocks] */
+	uint32_t *owners[KV_TABLES_MAX], *in_flight[KV_TABLES_MAX], *kept[KV_TABLES_MAX]; /* [n_blocks] */
 	uint64_t *layer_tokens; /* [n_layers] of sequences that are counted */
 	uint64_t n_tokens, n_chunks;
+	uint32_t n_resting_entries[KV_GROUPS_MAX];
 	uint32_t n_live, n_gone;
 	struct kv_memory_report sequences; /* sums over reports */
 };
@@ -34,7 +36,8 @@ static enum kv_status take_scratch(struct audit *audit)
 	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		audit->owners[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		audit->in_flight[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
-		is_whole = is_whole && audit->owners[g] && audit->in_flight[g];
+		audit->kept[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		is_whole = is_whole && audit->owners[g] && audit->in_flight[g] && audit->kept[g];
 	}
 	return is_whole ? KV_OK : kv_fail(audit->err, KV_NO_MEMORY, "audit: scratch");
 }
@@ -47,6 +50,7 @@ static void return_scratch(struct audit *audit)
 	for (uint32_t g = 0; g < spec->n_tables; g++) {
 		kv_pages_free(audit->owners[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		kv_pages_free(audit->in_flight[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		kv_pages_free(audit->kept[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 	}
 }
 
@@ -152,6 +156,14 @@ static enum kv_status check_live(struct audit *audit, const struct kv_sequence *
 		if (sequence->n_items == 0 && sequence->committed[l] != sequence->planned[l])
 			return fail_sequence(audit, sequence, "planned and committed differ without an item");
 	}
+	const bool may_rest = sequence->is_evictable && sequence->n_items == 0 && sequence->n_pins == 0 &&
+		kv_sequence_n_blocks(sequence) > 0 && !sequence->is_evicted;
+
+	if (kv_list_is_linked(&sequence->in_resting) != may_rest)
+		return fail_sequence(audit, sequence,
+			may_rest ? "nobody can evict it" : "it can be evicted and must not be");
+	for (uint32_t g = 0; may_rest && g < spec->n_groups; g++)
+		audit->n_resting_entries[g] += kv_block_table_n_owned(&sequence->tables[g]);
 	kv_sequence_blocks_needed(sequence, n_needed);
 	for (uint32_t g = 0; g < spec->n_groups; g++) {
 		const char *what = check_windows(sequence, g);
@@ -226,6 +238,9 @@ static enum kv_status audit_sequences(struct audit *audit)
 			audit->err, "free sequence objects", slab->n_freed, slab->n_touched - n_used);
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "sequences", pool->n_sequences, audit->n_live);
+	for (uint32_t g = 0; g < pool->spec->n_groups && status == KV_OK; g++)
+		status = kv_audit_equal(audit->err, "entries of resting sequences",
+			pool->n_resting_entries[g], audit->n_resting_entries[g]);
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "zombies", pool->n_zombies, audit->n_gone);
 	return status;
@@ -347,6 +362,67 @@ static void count_snapshots(struct audit *audit)
 		kv_stage_count(domain->stage, pool, audit->owners);
 }
 
+/* Published blocks have their node as an owner. */
+static enum kv_status count_prefixes(struct audit *audit)
+{
+	const struct kv_pool *pool = audit->pool;
+	uint32_t n_nodes = 0;
+
+	for (uint32_t i = 0; i < kv_prefix_n_nodes_touched(pool); i++) {
+		const uint32_t *blocks = kv_prefix_blocks_of(pool, i);
+
+		if (!blocks)
+			continue;
+		n_nodes++;
+		for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+			if (blocks[g] >= pool->spec->n_blocks[g])
+				return kv_fail(audit->err, KV_INTERNAL,
+					"audit: prefix node %u, group %u: block %u of %u", i, g, blocks[g],
+					pool->spec->n_blocks[g]);
+			audit->owners[g][blocks[g]]++;
+			audit->kept[g][blocks[g]]++;
+		}
+
+		const char *what = kv_prefix_check_node(pool, i);
+
+		if (what)
+			return kv_fail(audit->err, KV_INTERNAL, "audit: prefix node %u: %s", i, what);
+	}
+	return kv_audit_equal(audit->err, "prefix nodes", kv_prefix_counts(pool).n_nodes, n_nodes);
+}
+
+/* The list of idle blocks holds exactly those that are. */
+static enum kv_status audit_idle(struct audit *audit, uint32_t g)
+{
+	const struct kv_block_pool *blocks = &audit->pool->blocks[g];
+	uint32_t n_kept = 0, n_kept_shared = 0, n_idle = 0, n_listed = 0;
+
+	for (uint32_t i = 0; i < blocks->n_blocks; i++) {
+		const bool is_kept = audit->kept[g][i] > 0;
+		const bool is_idle = is_kept && audit->owners[g][i] == 1 && audit->in_flight[g][i] == 0;
+		const uint32_t flags = (is_kept ? KV_BLOCK_KEPT : 0u) | (is_idle ? KV_BLOCK_IDLE : 0u);
+
+		if (audit->kept[g][i] > 1 || blocks->flags[i] != flags)
+			return fail_block(audit, g, i, "flags of publishing", blocks->flags[i], flags);
+		n_kept += is_kept;
+		n_kept_shared += is_kept && audit->owners[g][i] > 1;
+		n_idle += is_idle;
+	}
+	for (uint32_t i = blocks->idle_first; i != UINT32_MAX && n_listed <= n_idle; i = blocks->idle_next[i])
+		n_listed += (blocks->flags[i] & KV_BLOCK_IDLE) != 0;
+
+	enum kv_status status = kv_audit_equal(audit->err, "kept blocks", blocks->counts.n_kept, n_kept);
+
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "kept blocks with other owners",
+			blocks->counts.n_kept_shared, n_kept_shared);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "idle blocks", blocks->counts.n_idle, n_idle);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "listed idle blocks", n_listed, n_idle);
+	return status;
+}
+
 static enum kv_status audit_blocks(struct audit *audit)
 {
 	const struct kv_pool *pool = audit->pool;
@@ -354,12 +430,17 @@ static enum kv_status audit_blocks(struct audit *audit)
 	enum kv_status status = count_copies(audit);
 
 	count_snapshots(audit);
+	if (status == KV_OK)
+		status = count_prefixes(audit);
+
 	for (uint32_t i = 0; i < audit->n_plans; i++) {
 		if (audit->plans[i]->pool == pool)
 			kv_plan_visit_blocks(audit->plans[i], &counter.base);
 	}
 	for (uint32_t g = 0; g < pool->spec->n_tables && status == KV_OK; g++) {
 		status = audit_counts(audit, g);
+		if (status == KV_OK)
+			status = audit_idle(audit, g);
 		if (status == KV_OK) {
 			memset(audit->in_flight[g], 0, sizeof(uint32_t) * (uint64_t)pool->spec->n_blocks[g]);
 			status = audit_free_ids(audit, g);
@@ -456,7 +537,8 @@ static enum kv_status audit_report(struct audit *audit)
 	kv_report_pool(pool, &report);
 	KV_ASSERT(kv_pool_spec_page_bytes(pool->spec, &n_page_bytes));
 	status = kv_audit_equal(audit->err, "bytes of blocks",
-		report.stored_bytes + report.workspace_bytes + report.reserved_bytes + report.free_bytes,
+		report.stored_bytes + report.cached_bytes + report.workspace_bytes + report.reserved_bytes +
+			report.free_bytes,
 		n_page_bytes + report.shared_bytes);
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "payload", report.payload_bytes, sum->payload_bytes);

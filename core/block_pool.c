@@ -4,18 +4,26 @@
 
 #include "core/memory.h"
 
+#define BLOCK_NONE UINT32_MAX
+
 enum kv_status kv_block_pool_init(struct kv_block_pool *pool, uint32_t n_blocks, struct kv_error *err)
 {
 	const uint64_t array_bytes = sizeof(uint32_t) * (uint64_t)n_blocks;
 
 	*pool = (struct kv_block_pool){
 		.n_blocks = n_blocks,
+		.idle_first = BLOCK_NONE,
+		.idle_last = BLOCK_NONE,
 		.counts = { .n_total = n_blocks, .n_free = n_blocks },
 	};
 	pool->owners = kv_pages_alloc(array_bytes);
 	pool->in_flight = kv_pages_alloc(array_bytes);
 	pool->free_ids = kv_pages_alloc(array_bytes);
-	if (!pool->owners || !pool->in_flight || !pool->free_ids) {
+	pool->idle_next = kv_pages_alloc(array_bytes);
+	pool->idle_prev = kv_pages_alloc(array_bytes);
+	pool->flags = kv_pages_alloc(n_blocks);
+	if (!pool->owners || !pool->in_flight || !pool->free_ids || !pool->idle_next || !pool->idle_prev ||
+		!pool->flags) {
 		kv_block_pool_finish(pool);
 		return kv_fail(err, KV_NO_MEMORY, "block pool of %u blocks", n_blocks);
 	}
@@ -29,6 +37,9 @@ void kv_block_pool_finish(struct kv_block_pool *pool)
 	kv_pages_free(pool->owners, array_bytes);
 	kv_pages_free(pool->in_flight, array_bytes);
 	kv_pages_free(pool->free_ids, array_bytes);
+	kv_pages_free(pool->idle_next, array_bytes);
+	kv_pages_free(pool->idle_prev, array_bytes);
+	kv_pages_free(pool->flags, pool->n_blocks);
 	*pool = (struct kv_block_pool){ 0 };
 }
 
@@ -42,6 +53,35 @@ static uint32_t *state_count(struct kv_block_pool *pool, uint32_t n_owners, uint
 	return n_in_flight > 0 ? &pool->counts.n_draining : &pool->counts.n_free;
 }
 
+static void idle_begin(struct kv_block_pool *pool, uint32_t idx)
+{
+	pool->idle_next[idx] = BLOCK_NONE;
+	pool->idle_prev[idx] = pool->idle_last;
+	if (pool->idle_last != BLOCK_NONE)
+		pool->idle_next[pool->idle_last] = idx;
+	else
+		pool->idle_first = idx;
+	pool->idle_last = idx;
+	pool->flags[idx] |= KV_BLOCK_IDLE;
+	pool->counts.n_idle++;
+}
+
+static void idle_end(struct kv_block_pool *pool, uint32_t idx)
+{
+	const uint32_t next = pool->idle_next[idx], prev = pool->idle_prev[idx];
+
+	if (prev != BLOCK_NONE)
+		pool->idle_next[prev] = next;
+	else
+		pool->idle_first = next;
+	if (next != BLOCK_NONE)
+		pool->idle_prev[next] = prev;
+	else
+		pool->idle_last = prev;
+	pool->flags[idx] &= (uint8_t)~KV_BLOCK_IDLE;
+	pool->counts.n_idle--;
+}
+
 static uint64_t extra(uint32_t n_owners)
 {
 	return n_owners > 1 ? n_owners - 1 : 0;
@@ -53,9 +93,19 @@ static void change(struct kv_block_pool *pool, uint32_t idx, uint32_t n_owners, 
 	uint32_t *before = state_count(pool, pool->owners[idx], pool->in_flight[idx]);
 	uint32_t *after = state_count(pool, n_owners, n_in_flight);
 
+	if (pool->flags[idx] & KV_BLOCK_KEPT)
+		pool->counts.n_kept_shared += (n_owners > 1) - (pool->owners[idx] > 1);
 	pool->counts.n_extra_owners += extra(n_owners) - extra(pool->owners[idx]);
 	pool->owners[idx] = n_owners;
 	pool->in_flight[idx] = n_in_flight;
+	if (pool->flags[idx] != 0) {
+		const bool is_idle = (pool->flags[idx] & KV_BLOCK_KEPT) && n_owners == 1 && n_in_flight == 0;
+
+		if (is_idle && !(pool->flags[idx] & KV_BLOCK_IDLE))
+			idle_begin(pool, idx);
+		else if (!is_idle && (pool->flags[idx] & KV_BLOCK_IDLE))
+			idle_end(pool, idx);
+	}
 	if (before == after)
 		return;
 	--*before;
@@ -99,6 +149,28 @@ void kv_block_pool_own(struct kv_block_pool *pool, kv_block_id id)
 	KV_ASSERT(pool->owners[id.idx] > 0); /* a free or draining block has nothing to share */
 	KV_ASSERT(pool->owners[id.idx] < UINT32_MAX);
 	change(pool, id.idx, pool->owners[id.idx] + 1, pool->in_flight[id.idx]);
+}
+
+void kv_block_pool_keep(struct kv_block_pool *pool, kv_block_id id)
+{
+	KV_ASSERT(id.idx < pool->n_blocks);
+	KV_ASSERT(!(pool->flags[id.idx] & KV_BLOCK_KEPT));
+	kv_block_pool_own(pool, id); /* of a block that somebody has: it is not idle by this */
+	pool->flags[id.idx] |= KV_BLOCK_KEPT;
+	pool->counts.n_kept++;
+	pool->counts.n_kept_shared++;
+}
+
+void kv_block_pool_unkeep(struct kv_block_pool *pool, kv_block_id id)
+{
+	KV_ASSERT(id.idx < pool->n_blocks);
+	KV_ASSERT(pool->flags[id.idx] & KV_BLOCK_KEPT);
+	if (pool->flags[id.idx] & KV_BLOCK_IDLE)
+		idle_end(pool, id.idx);
+	pool->counts.n_kept_shared -= pool->owners[id.idx] > 1;
+	pool->flags[id.idx] = 0;
+	pool->counts.n_kept--;
+	kv_block_pool_disown(pool, id);
 }
 
 void kv_block_pool_flight_begin(struct kv_block_pool *pool, kv_block_id id)

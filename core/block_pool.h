@@ -22,9 +22,11 @@ typedef struct {
 
 struct kv_block_counts {
 	uint32_t n_total, n_free, n_owned, n_shared, n_draining,
-		n_reserved;      /* free + owned + shared + draining = total;
-    reserved is the part of free that reservations hold; shared = owner count above 1 */
-	uint32_t n_used_max;     /* high-water mark of total - free */
+		n_reserved;  /* free + owned + shared + draining = total;
+reserved is the part of free that reservations hold; shared = owner count above 1 */
+	uint32_t n_used_max; /* high-water mark of total - free */
+	/* published blocks; with other owners, too; without any, and not in flight */
+	uint32_t n_kept, n_kept_shared, n_idle;
 	uint64_t n_extra_owners; /* sum over shared blocks of the owners beyond the first */
 };
 
@@ -35,8 +37,13 @@ struct kv_block_pool {
 	uint32_t *free_ids;  /* stack [n_freed]: blocks that were used and are free again */
 	uint32_t n_freed;
 	uint32_t n_touched; /* blocks from here on were never used: free, and not on the stack */
+	uint8_t *flags;     /* [n_blocks] enum kv_block_flag */
+	uint32_t *idle_next,
+		*idle_prev; /* [n_blocks] idle blocks in order of becoming so; UINT32_MAX = end */
+	uint32_t idle_first, idle_last;
 	struct kv_block_counts counts;
 };
+enum kv_block_flag { KV_BLOCK_KEPT = 1, KV_BLOCK_IDLE = 2 };
 
 KV_MUST_CHECK enum kv_status kv_block_pool_init(
 	struct kv_block_pool *pool, uint32_t n_blocks, struct kv_error *err);
@@ -52,6 +59,17 @@ KV_MUST_CHECK enum kv_status kv_block_pool_take(
 /* One owner less; the block becomes free or draining when it was the last. */
 void kv_block_pool_disown(struct kv_block_pool *pool, kv_block_id id);
 void kv_block_pool_own(struct kv_block_pool *pool, kv_block_id id);
+/*
+ * A published prefix becomes, or ends to be, one of the owners; at most one does. A kept block is idle while
+ * the prefix is its only owner and no batch names it.
+ */
+void kv_block_pool_keep(struct kv_block_pool *pool, kv_block_id id);
+void kv_block_pool_unkeep(struct kv_block_pool *pool, kv_block_id id);
+/* The block that has been idle the longest, or UINT32_MAX. */
+static inline uint32_t kv_block_pool_idle_first(const struct kv_block_pool *pool)
+{
+	return pool->idle_first;
+}
 /* A submitted batch names the block (begin) or is reaped (end). */
 void kv_block_pool_flight_begin(struct kv_block_pool *pool, kv_block_id id);
 void kv_block_pool_flight_end(struct kv_block_pool *pool, kv_block_id id);

@@ -39,12 +39,18 @@
 struct kv_backend_pool;
 struct kv_copy_op;
 struct kv_domain;
+struct kv_prefix_index;
 
 struct kv_domain_limits {
 	uint32_t sessions_max;  /* <= 65535 */
 	uint32_t sequences_max; /* over all pools */
 	uint32_t lease_ms;      /* default lease */
 	uint32_t lease_ms_max;
+	/*
+	 * Per cent of a pool's blocks in use: above high, what may be evicted is, until low; 0: only when
+	 * somebody needs it.
+	 */
+	uint32_t evict_high_percent, evict_low_percent;
 };
 
 /* One pool. Fields are read by everybody, written by core/domain*.c only. */
@@ -66,6 +72,12 @@ struct kv_pool {
 	 * kv_plan_begin(). */
 	struct kv_copy_op *copies; /* [KV_COPIES_MAX] */
 	uint32_t n_copies;
+	struct kv_prefix_index *prefixes; /* prefix.c */
+	struct kv_list resting; /* kv_sequence.in_resting: may be evicted, used longest ago first; evict.c */
+	uint32_t n_resting_entries[KV_GROUPS_MAX];                                  /* of their tables */
+	uint32_t evict_high_blocks[KV_GROUPS_MAX], evict_low_blocks[KV_GROUPS_MAX]; /* in use */
+	bool is_evicting[KV_GROUPS_MAX];
+	uint64_t n_evicted_sequences;                /* since start */
 	uint32_t n_sessions, n_sequences, n_zombies; /* open sessions; their sequences; all other sequences */
 	uint64_t n_tokens_committed;                 /* sum over sequences of the least layer length */
 	/* Private to plan_tables.c: blocks of the session with the handle mapped[g], by its client's numbers.
@@ -116,8 +128,10 @@ struct kv_sequence {
 	uint32_t epoch;
 	uint32_t n_items; /* planned items that name this object */
 	bool is_evictable;
+	bool is_evicted; /* its rows are gone; CREATE makes it a new one */
 	bool is_zombie;
-	bool is_tables; /* the blocks of a session with client tables; its id is 0, and nothing lists it */
+	bool is_tables;  /* the blocks of a session with client tables; its id is 0, and nothing lists it */
+	uint32_t n_pins; /* while there are any it is not evicted */
 	uint64_t created_ns, used_ns;
 	uint32_t *planned;   /* [n_layers] */
 	uint32_t *committed; /* [n_layers] */
@@ -130,7 +144,7 @@ struct kv_sequence {
 	uint32_t n_gone[KV_GROUPS_MAX];
 	struct kv_list_node in_session;
 	/* private */
-	struct kv_list_node in_surplus;
+	struct kv_list_node in_surplus, in_resting;
 	struct kv_sequence *tree_left, *tree_right; /* of its session, by id */
 	uint64_t tree_priority;
 	uint32_t slab_idx;
@@ -273,6 +287,8 @@ struct kv_item {
  * holds, blocks are taken at once or not at all. Then planned moves. Decoding: the length seen is at most
  * planned on the layer. Reading: [position, position + n_tokens) is committed or planned on every layer.
  *
+ * Of an evicted sequence everything but CREATE is EVICTED.
+ *
  * Sets item->status, and on OK sequence, epoch, seen and n_items; on a refusal nothing changed (sequence is
  * NULL) and item->length says what was expected (POSITION, with item->layer the first layer that differs) or
  * is committed. Statuses: NOT_FOUND, EXISTS (CREATE of a sequence that has rows), POSITION, LEN_LIMIT,
@@ -304,20 +320,26 @@ void kv_sequence_lengths(const struct kv_sequence *sequence, uint32_t *length_mi
 /* Newest committed tokens of which every layer has the exact rows (FORMATS 5.5). */
 uint32_t kv_sequence_n_exact_least(const struct kv_sequence *sequence);
 /*
- * Only with nothing outstanding on the session. Every layer becomes min(length, n). NOT_FOUND; WINDOW_GONE
- * when a layer's window at its new length reaches rows that are gone: nothing changes.
+ * Only with nothing outstanding on the session. Every layer becomes min(length, n). NOT_FOUND, EVICTED;
+ * WINDOW_GONE when a layer's window at its new length reaches rows that are gone: nothing changes.
  */
 KV_MUST_CHECK enum kv_status kv_sequence_truncate(
 	struct kv_session *session, uint64_t sequence_id, uint32_t length);
 /* Only with nothing outstanding on the session. The sequence becomes a zombie. NOT_FOUND. */
 KV_MUST_CHECK enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id);
 /*
+ * Pins are counted per sequence and go with it; while there are any it is not evicted. NOT_FOUND; EVICTED
+ * (pin); BAD_STATE (unpin without a pin).
+ */
+KV_MUST_CHECK enum kv_status kv_sequence_pin(struct kv_session *session, uint64_t sequence_id);
+KV_MUST_CHECK enum kv_status kv_sequence_unpin(struct kv_session *session, uint64_t sequence_id);
+/*
  * Only with nothing outstanding on the session. The child, a new id, gets the first `length` tokens of the
  * parent on every layer (KV_LENGTH_PLANNED: all that every layer has) and whether it is evictable. It shares
- * the parent's blocks; whoever writes into a shared block first gets a copy of it. NOT_FOUND (parent), EXISTS
- * (child), POSITION (*expected is the parent's length), WINDOW_GONE (as TRUNCATE to that length), LIMIT
- * (sequences, table entries), BUSY_RETRY (sequences, as for CREATE; more table entries to be copied than a
- * turn may), BAD_ARG (ids).
+ * the parent's blocks; whoever writes into a shared block first gets a copy of it. NOT_FOUND (parent),
+ * EVICTED, EXISTS (child), POSITION (*expected is the parent's length), WINDOW_GONE (as TRUNCATE to that
+ * length), LIMIT (sequences, table entries), BUSY_RETRY (sequences, as for CREATE; more table entries to be
+ * copied than a turn may), BAD_ARG (ids).
  */
 KV_MUST_CHECK enum kv_status kv_sequence_fork(struct kv_session *session, uint64_t child_id,
 	uint64_t parent_id, uint32_t length, uint64_t now_ns, uint32_t *expected);
@@ -332,10 +354,10 @@ uint32_t kv_sequence_list(
 struct kv_sequence *kv_sequence_next(struct kv_session *session, uint64_t from);
 
 /*
- * Takes zombies apart and cuts tables that are longer than their lengths need: gives back at most
- * n_blocks_max blocks over all pools, pools taking turns; returns how many. Blocks that TRUNCATE and refused
- * items gave back at once since the last call (at most KV_CUT_BLOCKS_MAX) come off this bound, so a turn's
- * sum has it too.
+ * Takes zombies apart, cuts tables that are longer than their lengths need, keeps room as the limits say:
+ * gives back at most n_blocks_max blocks over all pools, pools taking turns; returns how many. Blocks that
+ * TRUNCATE and refused items gave back at once since the last call (at most KV_CUT_BLOCKS_MAX) come off this
+ * bound, so a turn's sum has it too.
  */
 #define KV_CUT_BLOCKS_MAX 512u
 uint32_t kv_domain_release(struct kv_domain *domain, uint32_t n_blocks_max);

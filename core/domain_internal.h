@@ -182,6 +182,31 @@ KV_MUST_CHECK enum kv_status kv_sequence_check_new(const struct kv_session *sess
 /* Least of lengths[first..end). */
 uint32_t kv_least_length(const uint32_t *lengths, uint32_t first, uint32_t end);
 
+/* May the session have one sequence more with so many table entries in every group? As check_new, or LIMIT.
+ */
+KV_MUST_CHECK enum kv_status kv_sequence_check_table(const struct kv_session *session, uint32_t n_entries);
+/* sequence.c: lowers the committed lengths to `length` and takes what is cut off the sums. */
+void kv_sequence_shorten(struct kv_sequence *sequence, uint32_t length);
+
+/* evict.c */
+/* Blocks that are given back to make room, between two calls of kv_domain_release(), cuts included. */
+#define KV_EVICT_BLOCKS_MAX 960u
+/* It was used: at the end of the queue of those that may be evicted, if it may be. Before its table changes,
+ * and when it is used, it is woken. */
+void kv_sequence_rest(struct kv_sequence *sequence);
+void kv_sequence_wake(struct kv_sequence *sequence);
+/* Adds its blocks to the pool's sum of blocks at rest, or takes them off. */
+void kv_sequence_count_resting(const struct kv_sequence *sequence, bool is_added);
+/* Its rows go; its lengths are 0. */
+void kv_sequence_evict(struct kv_sequence *sequence);
+/*
+ * Evicts until n_blocks of the group are free and not reserved. False: there is not so much, or not within
+ * this turn's bound.
+ */
+bool kv_pool_make_room(struct kv_pool *pool, uint32_t group_idx, uint32_t n_blocks);
+/* Evicts down to the low mark once the high one was passed, within this turn's bound. */
+void kv_pool_keep_room(struct kv_pool *pool);
+
 /* sequence_share.c: blocks with several owners */
 /* Table entries that FORK copies between two calls of kv_domain_release(), the last child's not counted. */
 #define KV_FORK_ENTRIES_MAX 262144u
@@ -200,6 +225,9 @@ struct kv_shared_count kv_sequence_count_shared(
  */
 void kv_sequence_unshare(struct kv_sequence *sequence, uint32_t group_idx, uint32_t first, uint32_t end,
 	uint32_t n_from_reservation);
+
+/* The first `length` tokens of a new sequence's table hold committed rows: lengths and sums. */
+void kv_sequence_inherit(struct kv_sequence *sequence, uint32_t length, bool is_evictable);
 
 /* sequence_release.c */
 /* Cuts a live sequence's tables to what its lengths need, as far as the bound of this turn allows. */

@@ -4,6 +4,7 @@
 #include "core/domain.h"
 #include "core/domain_internal.h"
 #include "core/memory.h"
+#include "core/prefix_internal.h"
 
 static uint64_t session_tokens_bytes(const struct kv_domain *domain, uint32_t n_layers)
 {
@@ -22,6 +23,7 @@ static void pool_destroy(struct kv_pool *pool)
 	kv_sequence_slab_destroy(pool->slab);
 	for (uint32_t g = 0; g < KV_GROUPS_MAX && pool->maps[g]; g++)
 		kv_pages_free(pool->maps[g], sizeof(uint32_t) * (uint64_t)pool->n_map_blocks[g]);
+	kv_prefix_index_destroy(pool->prefixes);
 	kv_free(pool->copies);
 	kv_free(pool->layer_tokens);
 	kv_free(pool);
@@ -71,6 +73,9 @@ static enum kv_status take_memory(struct kv_pool *pool, struct kv_error *err)
 	status = kv_sequence_slab_create(sequences_max, spec->n_layers, &pool->slab, err);
 	if (status != KV_OK)
 		return status;
+	status = kv_prefix_index_create(spec, pool->domain->random, &pool->prefixes, err);
+	if (status != KV_OK)
+		return status;
 	pool->session_tokens = kv_pages_alloc(session_tokens_bytes(pool->domain, spec->n_layers));
 	pool->layer_tokens = kv_alloc(spec->n_layers, sizeof(*pool->layer_tokens));
 	pool->copies = kv_alloc(KV_COPIES_MAX, sizeof(*pool->copies));
@@ -91,6 +96,20 @@ static uint32_t unused_pool_idx(const struct kv_domain *domain)
 	while (used & 1ull << idx)
 		idx++;
 	return idx;
+}
+
+static uint32_t mark_of(uint32_t n_blocks, uint32_t percent)
+{
+	return percent == 0 ? n_blocks : (uint32_t)((uint64_t)n_blocks * percent / 100);
+}
+
+static void set_marks(struct kv_pool *pool, uint32_t group_idx)
+{
+	const struct kv_domain_limits *limits = &pool->domain->limits;
+	const uint32_t n_blocks = pool->spec->n_blocks[group_idx];
+
+	pool->evict_high_blocks[group_idx] = mark_of(n_blocks, limits->evict_high_percent);
+	pool->evict_low_blocks[group_idx] = mark_of(n_blocks, limits->evict_low_percent);
 }
 
 enum kv_status kv_domain_pool_add(struct kv_domain *domain, struct kv_pool_spec *spec,
@@ -118,6 +137,9 @@ enum kv_status kv_domain_pool_add(struct kv_domain *domain, struct kv_pool_spec 
 	kv_list_init(&pool->waiting);
 	kv_list_init(&pool->closing);
 	kv_list_init(&pool->surplus);
+	kv_list_init(&pool->resting);
+	for (uint32_t g = 0; g < spec->n_groups; g++)
+		set_marks(pool, g);
 
 	const enum kv_status status = take_memory(pool, err);
 
@@ -143,9 +165,10 @@ enum kv_status kv_domain_pool_check_remove(const struct kv_pool *pool, struct kv
 	for (uint32_t g = 0; g < pool->spec->n_tables; g++) {
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
 
-		if (counts->n_free != counts->n_total)
+		/* Published prefixes go with the pool. */
+		if (counts->n_free + counts->n_idle != counts->n_total)
 			return kv_fail(err, KV_BUSY_RETRY, "pool \"%s\": %u blocks are still in flight", name,
-				counts->n_total - counts->n_free);
+				counts->n_total - counts->n_free - counts->n_idle);
 	}
 	return KV_OK;
 }

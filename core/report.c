@@ -52,13 +52,15 @@ void kv_report_pool(const struct kv_pool *pool, struct kv_memory_report *out)
 		const uint64_t block_bytes = kv_block_bytes(spec, g);
 
 		used_bytes += (uint64_t)(counts->n_total - counts->n_free) * block_bytes;
-		out->shared_bytes += counts->n_extra_owners * block_bytes;
+		/* A prefix is no sequence: what it owns beside others saves nothing. */
+		out->shared_bytes += (counts->n_extra_owners - counts->n_kept_shared) * block_bytes;
+		out->cached_bytes += (uint64_t)(counts->n_kept - counts->n_kept_shared) * block_bytes;
 		out->reserved_bytes += counts->n_reserved * block_bytes;
 		out->free_bytes += (uint64_t)(counts->n_free - counts->n_reserved) * block_bytes;
 	}
 	/* Every committed row of a live sequence lies in a block of its own table. */
-	KV_ASSERT(used_bytes + out->shared_bytes >= out->stored_bytes);
-	out->workspace_bytes = used_bytes + out->shared_bytes - out->stored_bytes;
+	KV_ASSERT(used_bytes + out->shared_bytes >= out->stored_bytes + out->cached_bytes);
+	out->workspace_bytes = used_bytes + out->shared_bytes - out->cached_bytes - out->stored_bytes;
 	out->tables_bytes = (uint64_t)pool->tables.n_chunks_used * sizeof(struct kv_table_chunk);
 	out->codebooks_bytes = spec->codebook_bytes;
 	out->rotation_bytes = spec->rotation_bytes;

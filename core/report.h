@@ -1,8 +1,8 @@
 /*
  * Memory report (FORMATS 7): bytes of what is really stored, for a pool, a session or a sequence. Everything
  * adds up exactly at every moment: stored is the sum of its parts, the sum over sequences is the pool's, and
- * stored + workspace + reserved + free is the bytes of all blocks + shared. Rows in shared blocks count for
- * every sequence that has them.
+ * stored + cached + workspace + reserved + free is the bytes of all blocks + shared. Rows in shared blocks
+ * count for every sequence that has them.
  */
 #ifndef CORE_REPORT_H
 #define CORE_REPORT_H
@@ -18,8 +18,9 @@ struct kv_memory_report {
 	uint64_t dense_equivalent_bytes;          /* what bf16 takes for the same rows, once */
 	uint64_t tables_bytes;                    /* block-table chunks in use */
 	uint64_t codebooks_bytes, rotation_bytes; /* pool only; projections and k_center count as rotation */
-	uint64_t shared_bytes;    /* pool only: what sharing saves: blocks times owners beyond the first */
-	uint64_t workspace_bytes; /* pool only: slack: block bytes in use + shared_bytes - stored_bytes */
+	uint64_t shared_bytes;    /* pool only: what sharing saves: blocks times sequences beyond the first */
+	uint64_t cached_bytes;    /* pool only: blocks of published prefixes that no sequence has */
+	uint64_t workspace_bytes; /* pool only: slack: block bytes in use + shared - cached - stored */
 	uint64_t reserved_bytes;  /* free blocks that reservations hold */
 	uint64_t free_bytes;      /* other free blocks */
 	double compression;       /* dense_equivalent / stored; 0 when nothing is stored */

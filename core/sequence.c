@@ -18,6 +18,8 @@ struct need {
 	uint32_t n_shared[KV_GROUPS_MAX];   /* entries whose block is replaced */
 	uint32_t n_reserved[KV_GROUPS_MAX]; /* of both from the session's reservation */
 	uint32_t entry_first, entry_end;    /* that the append writes */
+	uint32_t n_copies;
+	uint64_t n_chunks;
 };
 
 static bool is_append(const struct kv_item *item)
@@ -51,17 +53,13 @@ static enum kv_status refuse_position(struct kv_item *item, uint32_t layer, uint
 /* ---- planning ---- */
 
 /* New entries of one group's table, and blocks in place of those that others own, too. */
-static enum kv_status check_group(const struct kv_session *session, const struct kv_sequence *sequence,
-	uint32_t g, struct need *need, uint64_t *n_chunks, uint32_t *n_copies)
+static void count_group(
+	const struct kv_session *session, const struct kv_sequence *sequence, uint32_t g, struct need *need)
 {
 	static const struct kv_block_table no_table;
 	const struct kv_block_table *table = sequence ? &sequence->tables[g] : &no_table;
-	const struct kv_block_counts *counts = &session->pool->blocks[g].counts;
 	const uint32_t n_own = session->n_blocks_reserved[g];
 
-	/* Cut to its beginning a moment ago: blocks behind a gap are still to be given back. */
-	if (kv_block_table_has_gap(table) && sequence->n_gone[g] == 0)
-		return KV_BUSY_RETRY;
 	if (need->entry_end > table->n_blocks)
 		need->n_blocks[g] = need->entry_end - table->n_blocks;
 	if (need->entry_first < table->n_blocks) {
@@ -69,44 +67,68 @@ static enum kv_status check_group(const struct kv_session *session, const struct
 			kv_sequence_count_shared(sequence, g, need->entry_first, need->entry_end);
 
 		need->n_shared[g] = shared.n_shared;
-		*n_copies += shared.n_copies;
+		need->n_copies += shared.n_copies;
 	}
 
 	const uint32_t n_blocks = need->n_blocks[g] + need->n_shared[g];
 
 	need->n_reserved[g] = n_blocks < n_own ? n_blocks : n_own;
-	*n_chunks += kv_block_table_chunks_needed(table, need->n_blocks[g]);
-	return n_blocks - need->n_reserved[g] <= counts->n_free - counts->n_reserved ? KV_OK : KV_POOL_FULL;
+	need->n_chunks += kv_block_table_chunks_needed(table, need->n_blocks[g]);
 }
 
-/* Everything that writing tokens [position, length) takes. */
-static enum kv_status check_blocks(const struct kv_session *session, const struct kv_sequence *sequence,
-	struct layers layers, uint32_t position, uint32_t length, struct need *need)
+/* What the append takes; returns the first group that has too little, or KV_GROUPS_MAX. */
+static uint32_t count_need(const struct kv_session *session, const struct kv_sequence *sequence,
+	uint32_t groups, struct need *need)
 {
 	const struct kv_pool *pool = session->pool;
-	const struct kv_pool_spec *spec = pool->spec;
-	uint32_t groups = 0, n_copies = 0;
-	uint64_t n_chunks = 0;
+	uint32_t short_group = KV_GROUPS_MAX;
 
-	*need = (struct need){
-		.entry_first = position / spec->block_size,
-		.entry_end = kv_div_up_u32(length, spec->block_size),
-	};
-	for (uint32_t l = layers.first; l < layers.end; l++) {
-		const uint32_t g = spec->layers[l].group_idx;
+	*need = (struct need){ .entry_first = need->entry_first, .entry_end = need->entry_end };
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		const struct kv_block_counts *counts = &pool->blocks[g].counts;
 
-		if (groups & 1u << g)
+		if (!(groups & 1u << g))
 			continue;
-		groups |= 1u << g;
-
-		const enum kv_status status = check_group(session, sequence, g, need, &n_chunks, &n_copies);
-
-		if (status != KV_OK)
-			return status;
+		count_group(session, sequence, g, need);
+		if (need->n_blocks[g] + need->n_shared[g] - need->n_reserved[g] >
+				counts->n_free - counts->n_reserved &&
+			short_group == KV_GROUPS_MAX)
+			short_group = g;
 	}
-	if (n_chunks > pool->tables.n_chunks_max - pool->tables.n_chunks_used)
+	return short_group;
+}
+
+/* Everything that writing tokens [position, length) takes. May evict others. */
+static enum kv_status check_blocks(struct kv_session *session, const struct kv_sequence *sequence,
+	struct layers layers, uint32_t position, uint32_t length, struct need *need)
+{
+	struct kv_pool *pool = session->pool;
+	const struct kv_pool_spec *spec = pool->spec;
+	uint32_t groups = 0, g;
+
+	need->entry_first = position / spec->block_size;
+	need->entry_end = kv_div_up_u32(length, spec->block_size);
+	for (uint32_t l = layers.first; l < layers.end; l++) {
+		g = spec->layers[l].group_idx;
+		groups |= 1u << g;
+		/* Not even in an empty pool; what a window leaves behind comes back. */
+		if (spec->group_window[g] == 0 && need->entry_end > spec->n_blocks[g])
+			return KV_LIMIT;
+	}
+	/* What is evicted may have shared blocks with the sequence: counted again. */
+	for (g = 0; sequence && g < spec->n_groups; g++) {
+		/* Cut to its beginning a moment ago: blocks behind a gap are still to be given back. */
+		if ((groups & 1u << g) && kv_block_table_has_gap(&sequence->tables[g]) &&
+			sequence->n_gone[g] == 0)
+			return KV_BUSY_RETRY;
+	}
+	while ((g = count_need(session, sequence, groups, need)) < KV_GROUPS_MAX) {
+		if (!kv_pool_make_room(pool, g, need->n_blocks[g] + need->n_shared[g] - need->n_reserved[g]))
+			return KV_POOL_FULL;
+	}
+	if (need->n_chunks > pool->tables.n_chunks_max - pool->tables.n_chunks_used)
 		return KV_LIMIT;
-	return n_copies <= KV_COPIES_MAX - pool->n_copies ? KV_OK : KV_BUSY_RETRY;
+	return need->n_copies <= KV_COPIES_MAX - pool->n_copies ? KV_OK : KV_BUSY_RETRY;
 }
 
 /* After check_blocks() said OK. */
@@ -170,7 +192,7 @@ static bool has_rows(const struct kv_sequence *sequence)
 }
 
 static enum kv_status check_append(struct kv_session *session, struct kv_item *item,
-	const struct kv_sequence *sequence, struct layers layers, struct need *need)
+	struct kv_sequence *sequence, struct layers layers, struct need *need)
 {
 	enum kv_status status = KV_OK;
 
@@ -178,6 +200,8 @@ static enum kv_status check_append(struct kv_session *session, struct kv_item *i
 		return KV_BAD_ARG;
 	if (!sequence)
 		status = item->flags & KV_ITEM_CREATE ? kv_sequence_check_new(session) : KV_NOT_FOUND;
+	else if (sequence->is_evicted && !(item->flags & KV_ITEM_CREATE))
+		status = KV_EVICTED;
 	else if ((item->flags & KV_ITEM_CREATE) && has_rows(sequence))
 		status = KV_EXISTS;
 	if (status != KV_OK)
@@ -192,6 +216,8 @@ static enum kv_status check_append(struct kv_session *session, struct kv_item *i
 	if (item->position > session->tokens_max || item->n_tokens > session->tokens_max - item->position)
 		return KV_LEN_LIMIT;
 	item->seen = item->position + item->n_tokens;
+	if (sequence)
+		kv_sequence_wake(sequence); /* room is not made at its own expense */
 	return check_blocks(session, sequence, layers, item->position, item->seen, need);
 }
 
@@ -212,6 +238,8 @@ static enum kv_status check_seen(struct kv_item *item, const struct kv_sequence 
 {
 	if (!sequence)
 		return KV_NOT_FOUND;
+	if (sequence->is_evicted)
+		return KV_EVICTED;
 
 	const uint32_t planned = sequence->planned[layer];
 
@@ -228,6 +256,8 @@ static enum kv_status check_read(
 		return KV_BAD_ARG;
 	if (!sequence)
 		return KV_NOT_FOUND;
+	if (sequence->is_evicted)
+		return KV_EVICTED;
 	for (uint32_t l = layers.first; l < layers.end; l++) {
 		const uint32_t planned = sequence->planned[l];
 
@@ -253,7 +283,7 @@ static enum kv_status check_q_len(const struct kv_item *item)
 }
 
 static enum kv_status check_item(struct kv_session *session, struct kv_item *item,
-	const struct kv_sequence *sequence, struct layers layers, struct need *need)
+	struct kv_sequence *sequence, struct layers layers, struct need *need)
 {
 	enum kv_status status = KV_BAD_ARG;
 
@@ -306,13 +336,18 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 	item->status = (uint16_t)status;
 	if (status == KV_POOL_FULL || status == KV_BUSY_RETRY)
 		item->retry_after_ms = KV_RETRY_AFTER_MS;
-	if (status != KV_OK)
+	if (status != KV_OK) {
+		if (sequence && is_append(item))
+			kv_sequence_rest(sequence);
 		return;
+	}
 	if (!sequence)
 		sequence = kv_sequence_add(session, item->sequence_id, now_ns);
 	if (is_append(item)) {
 		const uint64_t n_exact_rows = kv_sequence_n_exact_rows(sequence);
 
+		kv_sequence_wake(sequence);
+		sequence->is_evicted = false;
 		take_blocks(session, sequence, &need);
 		kv_sequence_plan_exact(sequence, item, layers.first, n_layers);
 		for (uint32_t l = layers.first; l < layers.end; l++)
@@ -322,6 +357,7 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 	}
 	if (!is_append(item))
 		kv_sequence_see_exact(sequence, item, layers.first, n_layers);
+	kv_sequence_wake(sequence);
 	sequence->used_ns = now_ns;
 	sequence->n_items++;
 	item->sequence = sequence;
@@ -428,6 +464,7 @@ void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layer
 	item->sequence = NULL;
 	KV_ASSERT(sequence->n_items > 0);
 	sequence->n_items--;
+	kv_sequence_rest(sequence);
 	if (sequence->is_zombie && sequence->n_items == 0 && kv_sequence_n_blocks(sequence) == 0)
 		kv_sequence_recycle(sequence);
 }
@@ -447,8 +484,7 @@ void kv_sequence_lengths(const struct kv_sequence *sequence, uint32_t *length_mi
 	*length_max = greatest;
 }
 
-/* Lowers the committed lengths to `length` and takes what is cut off the sums. */
-static void shorten(struct kv_sequence *sequence, uint32_t length)
+void kv_sequence_shorten(struct kv_sequence *sequence, uint32_t length)
 {
 	struct kv_pool *pool = sequence->pool;
 	struct kv_session_slot *slot = kv_slot_of(sequence->session);
@@ -482,13 +518,17 @@ enum kv_status kv_sequence_truncate(struct kv_session *session, uint64_t sequenc
 	if (!sequence)
 		return KV_NOT_FOUND;
 	KV_ASSERT(sequence->n_items == 0);
+	if (sequence->is_evicted)
+		return KV_EVICTED;
 
 	const enum kv_status status = kv_sequence_check_cut(sequence, length);
 
 	if (status != KV_OK)
 		return status;
-	shorten(sequence, length);
+	kv_sequence_wake(sequence);
+	kv_sequence_shorten(sequence, length);
 	kv_sequence_fit_tables(sequence);
+	kv_sequence_rest(sequence);
 	return KV_OK;
 }
 
@@ -499,7 +539,8 @@ enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id
 	if (!sequence)
 		return KV_NOT_FOUND;
 	KV_ASSERT(sequence->n_items == 0);
-	shorten(sequence, 0);
+	kv_sequence_wake(sequence);
+	kv_sequence_shorten(sequence, 0);
 	kv_slot_of(session)->n_chunks -= kv_sequence_n_chunks(sequence);
 	kv_sequence_tree_remove(&kv_slot_of(session)->tree, sequence);
 	session->pool->n_sequences--;
@@ -511,6 +552,18 @@ enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id
 struct kv_sequence *kv_sequence_next(struct kv_session *session, uint64_t from)
 {
 	return kv_sequence_tree_at_least(kv_slot_of(session)->tree, from);
+}
+
+void kv_sequence_evict(struct kv_sequence *sequence)
+{
+	KV_ASSERT(sequence->n_items == 0);
+	kv_sequence_wake(sequence);
+	kv_sequence_shorten(sequence, 0);
+	for (uint32_t l = 0; l < sequence->pool->spec->n_layers; l++)
+		sequence->planned[l] = 0;
+	sequence->is_evicted = true;
+	sequence->pool->n_evicted_sequences++;
+	kv_sequence_fit_tables(sequence);
 }
 
 uint32_t kv_sequence_list(

@@ -54,8 +54,16 @@ static uint32_t cut_live(struct kv_sequence *sequence, uint32_t n_max)
 
 	kv_sequence_blocks_needed(sequence, n_needed);
 
+	const bool is_resting = kv_list_is_linked(&sequence->in_resting);
+
+	if (is_resting)
+		kv_sequence_count_resting(sequence, false);
+
 	const bool is_cut = cut_tables(sequence, n_needed, n_max, &n_cut);
 	const bool is_done = open_gaps(sequence, n_max - n_cut, &n_freed) && is_cut;
+
+	if (is_resting)
+		kv_sequence_count_resting(sequence, true);
 
 	slot->n_chunks -= n_chunks - kv_sequence_n_chunks(sequence);
 	kv_list_remove(&sequence->in_surplus);
@@ -68,7 +76,10 @@ void kv_sequence_fit_tables(struct kv_sequence *sequence)
 {
 	struct kv_domain *domain = sequence->pool->domain;
 
-	domain->n_cut += cut_live(sequence, KV_CUT_BLOCKS_MAX - domain->n_cut);
+	if (domain->n_cut < KV_CUT_BLOCKS_MAX)
+		domain->n_cut += cut_live(sequence, KV_CUT_BLOCKS_MAX - domain->n_cut);
+	else
+		cut_live(sequence, 0);
 }
 
 /* Takes a zombie apart; what is left of it waits for its items. */
@@ -131,6 +142,9 @@ static bool release_step(struct kv_pool *pool, uint32_t n_max, uint32_t *n_cut)
 
 uint32_t kv_domain_release(struct kv_domain *domain, uint32_t n_blocks_max)
 {
+	for (uint32_t i = 0; i < domain->n_pools; i++)
+		kv_pool_keep_room(domain->pools[i]);
+
 	const uint32_t n_cut_before = domain->n_cut < n_blocks_max ? domain->n_cut : n_blocks_max;
 	const uint32_t n_max = n_blocks_max - n_cut_before;
 	const uint32_t first = domain->release_turn++;

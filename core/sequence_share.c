@@ -109,6 +109,17 @@ static uint32_t gone_at(const struct kv_sequence *parent, uint32_t group_idx, ui
 	return length > gone_end ? parent->n_gone[group_idx] : 0;
 }
 
+enum kv_status kv_sequence_check_table(const struct kv_session *session, uint32_t n_entries)
+{
+	const struct kv_pool *pool = session->pool;
+	const uint64_t n_chunks = (uint64_t)kv_div_up_u32(n_entries, KV_CHUNK_ENTRIES) * pool->spec->n_groups;
+	const enum kv_status status = kv_sequence_check_new(session);
+
+	if (status != KV_OK)
+		return status;
+	return n_chunks <= pool->tables.n_chunks_max - pool->tables.n_chunks_used ? KV_OK : KV_LIMIT;
+}
+
 static enum kv_status check_fork(struct kv_session *session, uint64_t child_id,
 	const struct kv_sequence *parent, uint32_t length, uint32_t *expected)
 {
@@ -117,6 +128,8 @@ static enum kv_status check_fork(struct kv_session *session, uint64_t child_id,
 	uint64_t n_chunks = 0;
 	const uint32_t planned = kv_least_length(parent->planned, 0, pool->spec->n_layers);
 
+	if (parent->is_evicted)
+		return KV_EVICTED;
 	if (kv_sequence_find(session, child_id))
 		return KV_EXISTS;
 	if (length > planned) {
@@ -138,35 +151,28 @@ static enum kv_status check_fork(struct kv_session *session, uint64_t child_id,
 	return pool->domain->n_forked < KV_FORK_ENTRIES_MAX ? KV_OK : KV_BUSY_RETRY;
 }
 
-/* The child's rows, and the sums that they are part of. */
-static void inherit(struct kv_sequence *child, const struct kv_sequence *parent, uint32_t length)
+void kv_sequence_inherit(struct kv_sequence *sequence, uint32_t length, bool is_evictable)
 {
-	struct kv_pool *pool = child->pool;
-	struct kv_session_slot *slot = kv_slot_of(child->session);
-	const struct kv_pool_spec *spec = pool->spec;
-	const uint32_t n_blocks = kv_div_up_u32(length, spec->block_size);
+	struct kv_pool *pool = sequence->pool;
+	struct kv_session_slot *slot = kv_slot_of(sequence->session);
 
-	for (uint32_t g = 0; g < spec->n_groups; g++) {
-		child->n_gone[g] = gone_at(parent, g, length);
-		kv_block_table_share(&child->tables[g], &parent->tables[g], &pool->tables, &pool->blocks[g],
-			spec->group_sink_blocks[g], child->n_gone[g], n_blocks);
-		pool->domain->n_forked += kv_block_table_n_owned(&child->tables[g]);
-	}
-	for (uint32_t l = 0; l < spec->n_layers; l++) {
-		child->planned[l] = child->committed[l] = length;
-		slot->layer_tokens[l] += kv_sequence_n_held(child, l);
-		pool->layer_tokens[l] += kv_sequence_n_held(child, l);
+	for (uint32_t l = 0; l < pool->spec->n_layers; l++) {
+		sequence->planned[l] = sequence->committed[l] = length;
+		slot->layer_tokens[l] += kv_sequence_n_held(sequence, l);
+		pool->layer_tokens[l] += kv_sequence_n_held(sequence, l);
 	}
 	slot->n_tokens_committed += length;
 	pool->n_tokens_committed += length;
-	slot->n_chunks += kv_sequence_n_chunks(child);
-	child->is_evictable = parent->is_evictable;
+	slot->n_chunks += kv_sequence_n_chunks(sequence);
+	sequence->is_evictable = is_evictable;
+	kv_sequence_rest(sequence);
 }
 
 enum kv_status kv_sequence_fork(struct kv_session *session, uint64_t child_id, uint64_t parent_id,
 	uint32_t length, uint64_t now_ns, uint32_t *expected)
 {
 	struct kv_sequence *parent = kv_sequence_find(session, parent_id);
+	struct kv_pool *pool = session->pool;
 
 	if (child_id == 0 || child_id == parent_id)
 		return KV_BAD_ARG;
@@ -174,13 +180,24 @@ enum kv_status kv_sequence_fork(struct kv_session *session, uint64_t child_id, u
 		return KV_NOT_FOUND;
 	KV_ASSERT(parent->n_items == 0);
 	if (length == KV_LENGTH_PLANNED)
-		length = kv_least_length(parent->planned, 0, session->pool->spec->n_layers);
+		length = kv_least_length(parent->planned, 0, pool->spec->n_layers);
 
 	const enum kv_status status = check_fork(session, child_id, parent, length, expected);
 
 	if (status != KV_OK)
 		return status;
-	inherit(kv_sequence_add(session, child_id, now_ns), parent, length);
+
+	struct kv_sequence *child = kv_sequence_add(session, child_id, now_ns);
+	const uint32_t n_blocks = kv_div_up_u32(length, pool->spec->block_size);
+
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		child->n_gone[g] = gone_at(parent, g, length);
+		kv_block_table_share(&child->tables[g], &parent->tables[g], &pool->tables, &pool->blocks[g],
+			pool->spec->group_sink_blocks[g], child->n_gone[g], n_blocks);
+		pool->domain->n_forked += kv_block_table_n_owned(&child->tables[g]);
+	}
+	kv_sequence_inherit(child, length, parent->is_evictable);
 	parent->used_ns = now_ns;
+	kv_sequence_rest(parent);
 	return KV_OK;
 }

@@ -123,6 +123,7 @@ void kv_sequence_bury(struct kv_sequence *sequence)
 	kv_hash_index_remove(&pool->slab->index, sequence_hash(session, sequence->id), sequence->slab_idx);
 	kv_list_remove(&sequence->in_session);
 	kv_list_remove(&sequence->in_surplus);
+	kv_sequence_wake(sequence);
 	sequence->tree_left = sequence->tree_right = NULL;
 	sequence->session = NULL;
 	sequence->is_zombie = true;

@@ -97,7 +97,9 @@ void kv_session_slot_free(struct kv_domain *domain, struct kv_session_slot *slot
 static enum kv_status reserve(struct kv_pool *pool, uint32_t n_blocks)
 {
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
-		const enum kv_status status = kv_block_pool_reserve(&pool->blocks[g], n_blocks);
+		const enum kv_status status = kv_pool_make_room(pool, g, n_blocks)
+			? kv_block_pool_reserve(&pool->blocks[g], n_blocks)
+			: KV_POOL_FULL;
 
 		if (status == KV_OK)
 			continue;

@@ -59,6 +59,8 @@ void kv_session_commit(struct kv_domain *domain, struct kv_session *session, uin
 	pool->n_tokens_committed += slot->n_tokens_committed;
 	for (uint32_t l = 0; l < pool->spec->n_layers; l++)
 		pool->layer_tokens[l] += slot->layer_tokens[l];
+	kv_list_for_each (node, &session->sequences)
+		kv_sequence_rest(kv_container_of(node, struct kv_sequence, in_session));
 }
 
 void kv_session_unstage(struct kv_domain *domain, struct kv_session *session)

@@ -284,9 +284,14 @@ enum kv_status kvp_check_request(const struct kvp_header *header, const uint8_t 
 		return kvp_check_slots(header, body, caps, request, fault);
 	case KVP_OP_DECODE_TABLE:
 		return kvp_check_table(header, body, caps, request, fault);
+	case KVP_OP_PUBLISH:
+	case KVP_OP_MATCH:
+		return kvp_check_prefix(header, body, request, fault);
 	case KVP_OP_TRUNCATE:
 	case KVP_OP_FREE:
 	case KVP_OP_FORK:
+	case KVP_OP_PIN:
+	case KVP_OP_UNPIN:
 		return kvp_check_sequence_items(header, body, request, fault);
 	default:
 		return kvp_fault_set(

@@ -50,8 +50,9 @@ struct kvp_request {
 		struct kvp_tell_req tell;
 		struct kvp_rows_req rows; /* APPEND, DECODE, APPEND_DECODE */
 		struct kvp_read_req read;
-		struct kvp_slots_req slots; /* UPDATE_SLOTS */
-		struct kvp_table_req table; /* DECODE_TABLE */
+		struct kvp_slots_req slots;   /* UPDATE_SLOTS */
+		struct kvp_table_req table;   /* DECODE_TABLE */
+		struct kvp_prefix_req prefix; /* PUBLISH, MATCH */
 		struct kvp_cancel_req cancel;
 	};
 	bool has_echo;                /* PING with an op struct: its payload goes through a request slot */

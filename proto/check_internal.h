@@ -67,7 +67,7 @@ static inline bool kvp_is_row_dtype(unsigned dtype)
 	return dtype != KVP_DTYPE_NONE && kvp_dtype_is_known(dtype);
 }
 
-/* check_rows.c: APPEND, DECODE, APPEND_DECODE, TRUNCATE, FREE, FORK. */
+/* check_rows.c: APPEND, DECODE, APPEND_DECODE, TRUNCATE, FREE, FORK, PIN, UNPIN. */
 enum kv_status kvp_check_rows(const struct kvp_header *header, const uint8_t *body,
 	const struct kvp_caps *caps, struct kvp_request *request, struct kvp_fault *fault);
 enum kv_status kvp_check_sequence_items(const struct kvp_header *header, const uint8_t *body,
@@ -94,6 +94,10 @@ bool kvp_segments_overlap(const struct kvp_segment *a, const struct kvp_segment 
 /* check_payload.c: READ. */
 enum kv_status kvp_check_read(const struct kvp_header *header, const uint8_t *body,
 	const struct kvp_caps *caps, struct kvp_request *request, struct kvp_fault *fault);
+
+/* check_payload.c: PUBLISH, MATCH. */
+enum kv_status kvp_check_prefix(const struct kvp_header *header, const uint8_t *body,
+	struct kvp_request *request, struct kvp_fault *fault);
 
 /*
  * check_payload.c: bytes of n_tokens K (or V) rows on a range of layers. The range and the dtype were

@@ -31,6 +31,41 @@ bool kvp_side_bytes(const struct kvp_geometry *geometry, bool is_k, uint32_t lay
 	return true;
 }
 
+enum kv_status kvp_check_prefix(const struct kvp_header *header, const uint8_t *body,
+	struct kvp_request *request, struct kvp_fault *fault)
+{
+	struct kvp_prefix_req *prefix = &request->prefix;
+	const bool is_publish = header->opcode == KVP_OP_PUBLISH;
+
+	kvp_prefix_req_decode(body, header->op_bytes, prefix);
+	if (prefix->flags & ~(uint32_t)(is_publish ? 0 : KVP_PREFIX_FLAGS_KNOWN))
+		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, KVP_AT(prefix_req, flags),
+			is_publish ? 0 : KVP_PREFIX_FLAGS_KNOWN, prefix->flags,
+			"a flag of the op struct is unknown");
+
+	const bool is_probe = (prefix->flags & KVP_PREFIX_PROBE) != 0;
+
+	if ((prefix->sequence == 0) != is_probe)
+		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(prefix_req, sequence), !is_probe,
+			prefix->sequence, "sequence is 0, or PROBE names one");
+	if (prefix->n_tokens == 0 || prefix->n_tokens >= KVP_POSITION_PLANNED)
+		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(prefix_req, n_tokens), 1,
+			prefix->n_tokens, "n_tokens is 0 or does not fit into 32 bits");
+	if (prefix->adapter_bytes > KVP_PREFIX_TEXT_BYTES_MAX)
+		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(prefix_req, adapter_bytes),
+			KVP_PREFIX_TEXT_BYTES_MAX, prefix->adapter_bytes, "adapter_bytes above its limit");
+	if (prefix->salt_bytes > KVP_PREFIX_TEXT_BYTES_MAX)
+		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(prefix_req, salt_bytes),
+			KVP_PREFIX_TEXT_BYTES_MAX, prefix->salt_bytes, "salt_bytes above its limit");
+
+	const uint64_t n_bytes = 4 * (uint64_t)prefix->n_tokens + prefix->adapter_bytes + prefix->salt_bytes;
+
+	if (kvp_payload_bytes(header) < n_bytes)
+		return kvp_fault_set(fault, KV_BAD_ARG, KVP_AT_BODY_BYTES, n_bytes, kvp_payload_bytes(header),
+			"payload is shorter than tokens, adapter and salt");
+	return KV_OK;
+}
+
 enum kv_status kvp_check_read(const struct kvp_header *header, const uint8_t *body,
 	const struct kvp_caps *caps, struct kvp_request *request, struct kvp_fault *fault)
 {

@@ -35,6 +35,8 @@
 	M(rows_reply, KVP_ROWS_REPLY_FIELDS, 64)           \
 	M(rows_reply_item, KVP_ROWS_REPLY_ITEM_FIELDS, 32) \
 	M(fork_item, KVP_FORK_ITEM_FIELDS, 32)             \
+	M(prefix_req, KVP_PREFIX_REQ_FIELDS, 32)           \
+	M(prefix_reply, KVP_PREFIX_REPLY_FIELDS, 32)       \
 	M(read_req, KVP_READ_REQ_FIELDS, 32)               \
 	M(read_reply, KVP_READ_REPLY_FIELDS, 64)           \
 	M(slots_req, KVP_SLOTS_REQ_FIELDS, 64)             \
@@ -198,6 +200,21 @@
 	F(m, u16, flags, 20)                    \
 	F(m, u64, parent, 24)
 
+/* PUBLISH and MATCH. Payload: u32 tokens[n_tokens], then adapter, then salt. */
+#define KVP_PREFIX_REQ_FIELDS(F, m)             \
+	F(m, u64, sequence, 0)                  \
+	F(m, u32, n_tokens, 8)                  \
+	F(m, u16, adapter_bytes, 12)            \
+	F(m, u16, salt_bytes, 14)               \
+	F(m, u32, flags, 16) /* KVP_PREFIX_* */ \
+	F(m, u32, ttl_ms, 20)
+
+#define KVP_PREFIX_REPLY_FIELDS(F, m) \
+	F(m, u64, sequence, 0)        \
+	F(m, u32, n_tokens, 8)        \
+	F(m, u32, n_blocks, 12)       \
+	F(m, u32, n_blocks_new, 16)
+
 #define KVP_READ_REQ_FIELDS(F, m) \
 	F(m, u64, sequence, 0)    \
 	F(m, u32, layer_first, 8) \
@@ -298,6 +315,11 @@ enum kvp_read_flag {
 	KVP_READ_EXACT = 1 << 0,
 	KVP_READ_FLAGS_KNOWN = KVP_READ_EXACT,
 };
+enum kvp_prefix_flag {
+	KVP_PREFIX_PROBE = 1 << 0,     /* MATCH: tell only */
+	KVP_PREFIX_EVICTABLE = 1 << 1, /* MATCH: so is the new sequence */
+	KVP_PREFIX_FLAGS_KNOWN = KVP_PREFIX_PROBE | KVP_PREFIX_EVICTABLE,
+};
 enum kvp_cancel_outcome {
 	KVP_CANCEL_DROPPED = 0,
 	KVP_CANCEL_TOO_LATE = 1,
@@ -309,6 +331,7 @@ enum kvp_open_bounds {
 	KVP_POOL_NAME_BYTES_MAX = 64,
 	KVP_SESSION_NAME_BYTES_MAX = 128,
 	KVP_PRIORITY_MAX = 3,
+	KVP_PREFIX_TEXT_BYTES_MAX = 64,
 };
 
 /* struct kvp_<message> */

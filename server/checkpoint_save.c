@@ -156,11 +156,15 @@ static bool put_session(struct srv_checkpoint *checkpoint)
 	return true;
 }
 
-/* The session may have been closed meanwhile: it stays with the sequences that were taken in. */
+/*
+ * The session may have been closed meanwhile: it stays with the sequences that were taken in. Of an evicted
+ * one there is nothing to save.
+ */
 static struct kv_sequence *next_sequence(struct srv_checkpoint *checkpoint)
 {
 	struct kv_session *session = NULL;
 	struct kv_sequence *sequence;
+	bool is_taken;
 
 	if (kv_session_find(checkpoint->server->domain, checkpoint->session, &session) != KV_OK)
 		return NULL;
@@ -169,8 +173,9 @@ static struct kv_sequence *next_sequence(struct srv_checkpoint *checkpoint)
 		if (!sequence)
 			return NULL;
 		checkpoint->sequence_from = sequence->id + 1;
-	} while (sequence->created_ns > checkpoint->started_ns && sequence->id < UINT64_MAX);
-	return sequence->created_ns > checkpoint->started_ns ? NULL : sequence;
+		is_taken = sequence->created_ns <= checkpoint->started_ns && !sequence->is_evicted;
+	} while (!is_taken && sequence->id < UINT64_MAX);
+	return is_taken ? sequence : NULL;
 }
 
 static void take_sequence(struct srv_checkpoint *checkpoint)

@@ -329,6 +329,10 @@ static void dispatch_session(struct srv_conn *conn, const uint8_t *body)
 	case KVP_OP_READ:
 		srv_read_dispatch(conn, body);
 		return;
+	case KVP_OP_PUBLISH:
+	case KVP_OP_MATCH:
+		srv_prefix_dispatch(conn, body, session);
+		return;
 	case KVP_OP_UPDATE_SLOTS:
 	case KVP_OP_DECODE_TABLE:
 		if (server->is_draining)

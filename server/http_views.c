@@ -25,6 +25,7 @@ void srv_view_report(
 		srv_text_u64(text, "rotation_bytes", report->rotation_bytes);
 		srv_text_u64(text, "workspace_bytes", report->workspace_bytes);
 		srv_text_u64(text, "shared_bytes", report->shared_bytes);
+		srv_text_u64(text, "cached_bytes", report->cached_bytes);
 		srv_text_u64(text, "free_bytes", report->free_bytes);
 	}
 	srv_text_close(text, '}');
@@ -45,6 +46,7 @@ void srv_view_sum_reports(struct kv_memory_report *sum, const struct kv_memory_r
 	sum->rotation_bytes += report->rotation_bytes;
 	sum->workspace_bytes += report->workspace_bytes;
 	sum->shared_bytes += report->shared_bytes;
+	sum->cached_bytes += report->cached_bytes;
 	sum->reserved_bytes += report->reserved_bytes;
 	sum->free_bytes += report->free_bytes;
 	sum->compression =

@@ -35,6 +35,7 @@
 #define SRV_PLANS_PER_LANE   2u       /* batches in flight per pool */
 #define SRV_RELEASE_PER_TURN 1024u    /* blocks given back per turn */
 #define SRV_EXPIRE_PER_TURN  16u
+#define SRV_PREFIX_LOOKS     64u /* published blocks per turn that may be too old */
 #define SRV_EVENTS_PER_TURN  256u
 #define SRV_TIMER_SCAN_NS    (20 * KV_NS_PER_MS) /* how late a peer's timeout may be noticed */
 #define SRV_RETRY_AFTER_MS   10u
@@ -45,7 +46,7 @@
 #define SRV_FEATURES                                                                      \
 	((uint64_t)(KVP_FEATURE_WINDOW | KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | \
 		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK | KVP_FEATURE_EXACT_READ |        \
-		KVP_FEATURE_CLIENT_TABLES))
+		KVP_FEATURE_CLIENT_TABLES | KVP_FEATURE_PREFIX))
 #define SRV_Q_LEN_MAX 16u
 
 /* ---- request slots ---- */
@@ -68,6 +69,7 @@ struct srv_request {
 	uint64_t charged_bytes; /* what the connection's inflight_bytes holds for it */
 	struct kvp_rows_req rows;
 	struct kvp_read_req read;
+	struct kvp_prefix_req prefix;
 	struct kvp_rows_reply_layout rows_layout;
 	struct kvp_read_reply_layout read_layout;
 	struct kv_frame_rows frame;
@@ -340,11 +342,23 @@ void srv_op_pool_info(struct srv_conn *conn);
 void srv_op_open(struct srv_conn *conn); /* and ATTACH */
 void srv_op_close(struct srv_conn *conn, struct kv_session *session);
 void srv_op_tell(struct srv_conn *conn, struct kv_session *session);
-void srv_op_items(struct srv_conn *conn, struct kv_session *session); /* TRUNCATE, FREE, FORK */
+void srv_op_items(struct srv_conn *conn, struct kv_session *session); /* TRUNCATE, FREE, FORK, PIN, UNPIN */
 /* Closes a session that has nothing queued; what is in batches finishes without it. */
 void srv_session_close(struct srv_server *server, struct kv_session *session);
 
+/* prefixes.c: PUBLISH and MATCH go through a slot, because token ids may fill a frame */
+void srv_prefix_dispatch(struct srv_conn *conn, const uint8_t *body, struct kv_session *session);
+void srv_prefix_received(struct srv_request *request);
+
 /* rows.c */
+/* The session may have been closed or fenced while the payload came in. */
+KV_MUST_CHECK enum kv_status srv_request_find_session(
+	struct srv_request *request, struct kv_session **session);
+/* Writes a frame error into the slot and hands it to the connection. */
+void srv_request_refuse(
+	struct srv_request *request, enum kv_status status, const char *detail, uint64_t expected);
+/* The reply's body is complete: header and checksum, and off it goes. */
+void srv_request_reply(struct srv_request *request, uint32_t op_bytes, uint64_t body_bytes);
 void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body);
 void srv_read_dispatch(struct srv_conn *conn, const uint8_t *body);
 void srv_echo_dispatch(struct srv_conn *conn, const uint8_t *body);

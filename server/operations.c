@@ -332,7 +332,7 @@ void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
 	for (uint32_t i = 0; i < n; i++, item_at += KVP_ITEM_BYTES) {
 		struct kvp_tell_item item = {
 			.sequence = found[i]->id,
-			.state = KVP_STATE_RESIDENT,
+			.state = found[i]->is_evicted ? KVP_STATE_EVICTED : KVP_STATE_RESIDENT,
 			.flags = found[i]->is_evictable ? KVP_ITEM_EVICTABLE : 0,
 		};
 
@@ -347,7 +347,7 @@ void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
 		conn, srv_reply_header(conn, room, KV_OK, KVP_BYTES(tell_reply), n, layout.lengths.n_bytes));
 }
 
-/* One item of TRUNCATE, FREE or FORK; `length` is told unless the sequence says otherwise. */
+/* One item of TRUNCATE, FREE, FORK, PIN or UNPIN; `length` is told unless the sequence says otherwise. */
 static enum kv_status do_item(struct srv_conn *conn, struct kv_session *session, uint32_t i,
 	uint64_t *sequence_id, uint32_t *length)
 {
@@ -364,10 +364,14 @@ static enum kv_status do_item(struct srv_conn *conn, struct kv_session *session,
 	*sequence_id = item->sequence;
 	if (conn->header.opcode == KVP_OP_FREE)
 		return kv_sequence_free(session, item->sequence);
+	if (conn->header.opcode == KVP_OP_PIN)
+		return kv_sequence_pin(session, item->sequence);
+	if (conn->header.opcode == KVP_OP_UNPIN)
+		return kv_sequence_unpin(session, item->sequence);
 	return kv_sequence_truncate(session, item->sequence, item->position);
 }
 
-/* TRUNCATE, FREE and FORK: an answer per item, in a reply of the row operations' shape. */
+/* TRUNCATE, FREE, FORK, PIN and UNPIN: an answer per item, in a reply of the row operations' shape. */
 void srv_op_items(struct srv_conn *conn, struct kv_session *session)
 {
 	struct srv_server *server = conn->server;

@@ -282,6 +282,7 @@ static void add_pool_memory(const struct scrape *scrape)
 		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "codebooks", memory->codebooks_bytes);
 		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "rotation", memory->rotation_bytes);
 		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "workspace", memory->workspace_bytes);
+		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "cached", memory->cached_bytes);
 		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "reserved", memory->reserved_bytes);
 		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "free", memory->free_bytes);
 	}

@@ -260,20 +260,17 @@ static void plan_items(struct srv_server *server, struct srv_request *request)
 	}
 }
 
-/* The session may have been closed or fenced while the payload came in. */
-static enum kv_status check_session(struct srv_request *request)
+enum kv_status srv_request_find_session(struct srv_request *request, struct kv_session **session)
 {
-	struct kv_session *session = NULL;
 	const enum kv_status status =
-		kv_session_find(request->conn->server->domain, request->header.session, &session);
+		kv_session_find(request->conn->server->domain, request->header.session, session);
 
 	if (status != KV_OK)
 		return status;
-	return session->owner_id == request->conn->id ? KV_OK : KV_NOT_OWNER;
+	return (*session)->owner_id == request->conn->id ? KV_OK : KV_NOT_OWNER;
 }
 
-/* Writes a frame error into the slot and hands it to the connection. */
-static void reply_error(
+void srv_request_refuse(
 	struct srv_request *request, enum kv_status status, const char *detail, uint64_t expected)
 {
 	const struct kv_status_row *row = kv_status_row(status);
@@ -346,15 +343,20 @@ void srv_request_received(struct srv_request *request)
 {
 	struct srv_conn *conn = request->conn;
 	struct srv_server *server = conn->server;
+	struct kv_session *session = NULL;
 	enum kv_status status = KV_OK;
 
 	if (request->header.opcode == KVP_OP_PING) {
 		reply_echo(request);
 		return;
 	}
-	status = check_session(request);
+	if (request->header.opcode == KVP_OP_PUBLISH || request->header.opcode == KVP_OP_MATCH) {
+		srv_prefix_received(request);
+		return;
+	}
+	status = srv_request_find_session(request, &session);
 	if (status != KV_OK) {
-		reply_error(request, status, NULL, 0);
+		srv_request_refuse(request, status, NULL, 0);
 		return;
 	}
 	request->queued_ns = server->now_ns;
@@ -419,6 +421,16 @@ static void finish_header(struct srv_request *request, uint32_t op_bytes, uint64
 
 	kvp_header_encode(&header, request->out);
 	request->out_bytes = KVP_HEADER_BYTES + body_bytes;
+}
+
+void srv_request_reply(struct srv_request *request, uint32_t op_bytes, uint64_t body_bytes)
+{
+	struct srv_conn *conn = request->conn;
+
+	finish_header(request, op_bytes, body_bytes);
+	kv_sm_move(&request->sm, REQ_REPLY);
+	kv_list_push_back(&conn->ready, &request->link);
+	srv_conn_kick_send(conn);
 }
 
 static void zero_gap(uint8_t *body, uint64_t from, uint64_t to)
@@ -555,7 +567,7 @@ void srv_request_finish(struct srv_request *request)
 		return;
 	}
 	if (status != KV_OK) {
-		reply_error(request, status, NULL,
+		srv_request_refuse(request, status, NULL,
 			request->header.opcode == KVP_OP_READ ? request->items[0].length : 0);
 		return;
 	}

@@ -7,6 +7,8 @@
  */
 #include "server/internal.h"
 
+#include "core/prefix.h"
+
 #include <poll.h>
 #include <string.h>
 
@@ -298,6 +300,7 @@ void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
 	srv_scheduler_reap(server);
 	take_control(server);
 	pass_time(server);
+	kv_prefix_expire(server->domain, server->now_ns, SRV_PREFIX_LOOKS);
 	server->n_work = kv_domain_release(server->domain, SRV_RELEASE_PER_TURN);
 	srv_conns_retry_waiting(server);
 	srv_checkpoint_turn(server->checkpoint);

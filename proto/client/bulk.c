@@ -260,7 +260,8 @@ static bool recover(struct tqkv_bulk *bulk)
 	struct tqkv_session *session = bulk->call.session;
 	enum tqkv_status status;
 
-	if (bulk->call.op == TQKV_OP_FREE || bulk->call.op == TQKV_OP_FORK ||
+	if (bulk->call.op == TQKV_OP_FREE || bulk->call.op == TQKV_OP_FORK || bulk->call.op == TQKV_OP_PIN ||
+		bulk->call.op == TQKV_OP_UNPIN ||
 		!tqkv_conn_recover(session->conn, bulk->error.status, &bulk->n_recoveries, bulk->deadline_ns,
 			&bulk->error))
 		return false;
@@ -571,19 +572,14 @@ enum tqkv_status tqkv_fork(struct tqkv_session *session, const struct tqkv_item 
 	return run_items(session, TQKV_OP_FORK, items, parents, n, timeout_ms, result, err);
 }
 
-enum tqkv_status tqkv_fork_sequence(struct tqkv_session *session, uint64_t child, uint64_t parent,
-	uint32_t position, uint32_t timeout_ms, uint32_t *length, struct tqkv_error *err)
+enum tqkv_status tqkv_pin(struct tqkv_session *session, const struct tqkv_item *items, uint32_t n,
+	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
 {
-	const struct tqkv_item item = { .sequence = child, .position = position };
-	struct tqkv_item_result got = { 0 };
-	struct tqkv_rows_result result = { .items = &got };
-	const enum tqkv_status status = tqkv_fork(session, &item, &parent, 1, timeout_ms, &result, err);
+	return run_items(session, TQKV_OP_PIN, items, NULL, n, timeout_ms, result, err);
+}
 
-	if (status == TQKV_OK && got.status != TQKV_OK)
-		return tqkv_fail(err, got.status, "sequence %llu from %llu at %u: %s",
-			(unsigned long long)child, (unsigned long long)parent,
-			got.status == TQKV_POSITION ? got.length : position, tqkv_status_text(got.status));
-	if (status == TQKV_OK && length)
-		*length = got.length;
-	return status;
+enum tqkv_status tqkv_unpin(struct tqkv_session *session, const struct tqkv_item *items, uint32_t n,
+	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
+{
+	return run_items(session, TQKV_OP_UNPIN, items, NULL, n, timeout_ms, result, err);
 }

@@ -370,6 +370,19 @@ static enum tqkv_status decode_pool_info(
 	return TQKV_OK;
 }
 
+static enum tqkv_status decode_prefix(const struct view *view, union tqkv_reply_op *op)
+{
+	struct kvp_prefix_req asked;
+
+	kvp_prefix_req_decode(view->asked->body, view->asked->header->op_bytes, &asked);
+	kvp_prefix_reply_decode(view->body, view->header->op_bytes, &op->prefix);
+	if (op->prefix.sequence != asked.sequence)
+		return refuse(view, asked.sequence, op->prefix.sequence, "sequence");
+	if (op->prefix.n_tokens > asked.n_tokens)
+		return refuse(view, asked.n_tokens, op->prefix.n_tokens, "n_tokens");
+	return TQKV_OK;
+}
+
 static enum tqkv_status decode_ping(
 	const struct view *view, struct tqkv_reply *reply, union tqkv_reply_op *op)
 {
@@ -411,6 +424,9 @@ enum tqkv_status tqkv_reply_decode(const struct tqkv_asked *asked, const struct 
 		return op->cancel.outcome <= KVP_CANCEL_UNKNOWN
 			? TQKV_OK
 			: refuse(&view, KVP_CANCEL_UNKNOWN, op->cancel.outcome, "outcome");
+	case KVP_OP_PUBLISH:
+	case KVP_OP_MATCH:
+		return decode_prefix(&view, op);
 	case KVP_OP_POOL_INFO:
 		return decode_pool_info(&view, reply, op);
 	case KVP_OP_OPEN:

@@ -30,6 +30,7 @@ union tqkv_reply_op {
 	struct kvp_open_reply open;
 	struct kvp_pool_info_reply pool_info;
 	struct kvp_cancel_reply cancel;
+	struct kvp_prefix_reply prefix;
 };
 
 /*

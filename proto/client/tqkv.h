@@ -207,7 +207,7 @@ struct tqkv_reconnect_params {
  *   append and append_decode: TELL decides. An item whose layers all have the length before it is sent again,
  * one whose layers all have the length after it counts as done (append_decode then decodes it); any other
  * length ends the call with POSITION; not repeated, IO_ERROR with is_outcome_unknown: open, attach, close,
- * free, fork, cancel and all pipelined requests.
+ * free, fork, pin, unpin, publish, match, cancel and all pipelined requests.
  */
 TQKV_API enum tqkv_status tqkv_reconnect(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
 	uint32_t timeout_ms, struct tqkv_reconnect_report *report, struct tqkv_error *err);
@@ -439,6 +439,39 @@ TQKV_API enum tqkv_status tqkv_fork(struct tqkv_session *session, const struct t
 TQKV_API enum tqkv_status tqkv_fork_sequence(struct tqkv_session *session, uint64_t child, uint64_t parent,
 	uint32_t position, uint32_t timeout_ms, uint32_t *length, struct tqkv_error *err);
 
+/* Of each item only the sequence counts. Pins are counted; a pinned sequence is not evicted. BAD_STATE: it
+ * has none. */
+TQKV_API enum tqkv_status tqkv_pin(struct tqkv_session *session, const struct tqkv_item *items,
+	uint32_t n_items, uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err);
+TQKV_API enum tqkv_status tqkv_unpin(struct tqkv_session *session, const struct tqkv_item *items,
+	uint32_t n_items, uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err);
+
+/* ---- Published prefixes ---- */
+
+/* Whose rows: the ids of all tokens from the first one on, and what else they depend on. */
+struct tqkv_prefix {
+	const uint32_t *tokens;
+	uint32_t n_tokens;
+	const char *adapter, *salt; /* at most 64 bytes each; NULL = none */
+	uint32_t ttl_ms;            /* PUBLISH: after so long without use they go; 0 = when memory is short */
+	bool is_evictable;          /* MATCH: the new sequence may be evicted */
+};
+struct tqkv_prefix_result {
+	uint32_t n_tokens, n_blocks; /* published or found: whole blocks */
+	uint32_t n_blocks_new;       /* PUBLISH: not published before */
+};
+/* Offers the whole blocks among the sequence's first n_tokens tokens to other sequences of the tenant. */
+TQKV_API enum tqkv_status tqkv_publish(struct tqkv_session *session, uint64_t sequence,
+	const struct tqkv_prefix *prefix, uint32_t timeout_ms, struct tqkv_prefix_result *result,
+	struct tqkv_error *err);
+/*
+ * A new sequence that begins with the longest published prefix of the tokens, without its rows being sent;
+ * with sequence 0 it is only told. OK with n_tokens 0: there is none, and no sequence was made.
+ */
+TQKV_API enum tqkv_status tqkv_match(struct tqkv_session *session, uint64_t sequence,
+	const struct tqkv_prefix *prefix, uint32_t timeout_ms, struct tqkv_prefix_result *result,
+	struct tqkv_error *err);
+
 /*
  * Sessions opened with TQKV_OPEN_CLIENT_TABLES: the caller manages blocks 0 to reserve_blocks - 1 itself, and
  * these are the only row operations. One frame each, nothing is split (TOO_LARGE). The item's status is the
@@ -508,6 +541,8 @@ enum tqkv_op {
 	TQKV_OP_TRUNCATE = 36,
 	TQKV_OP_FREE = 37,
 	TQKV_OP_FORK = 38,
+	TQKV_OP_PIN = 50,
+	TQKV_OP_UNPIN = 51,
 };
 /*
  * One frame each, sent without waiting for its reply. Nothing is split (TOO_LARGE) or repeated. timeout_ms 0:

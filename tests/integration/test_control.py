@@ -77,7 +77,7 @@ class Case(unittest.TestCase):
 
 class Shapes(Case):
     MEMORY = {"n_tokens", "dense_equivalent_bytes", "stored_bytes", "compression", "tables_bytes", *ROW_PARTS}
-    POOL_MEMORY = MEMORY | {"reserved_bytes", "codebooks_bytes", "rotation_bytes", "workspace_bytes", "shared_bytes",
+    POOL_MEMORY = MEMORY | {"reserved_bytes", "codebooks_bytes", "rotation_bytes", "workspace_bytes", "shared_bytes", "cached_bytes",
                             "free_bytes"}
 
     def setUp(self):
@@ -192,8 +192,8 @@ class Sums(Case):
                 self.check_blocks(group["blocks"])
             self.check_blocks(pool["blocks"])
             self.assertEqual(sum(memory[part] for part in ROW_PARTS), memory["stored_bytes"])
-            self.assertEqual(memory["stored_bytes"] + memory["workspace_bytes"] + memory["reserved_bytes"] +
-                             memory["free_bytes"], total + memory["shared_bytes"])
+            self.assertEqual(memory["stored_bytes"] + memory["cached_bytes"] + memory["workspace_bytes"] +
+                             memory["reserved_bytes"] + memory["free_bytes"], total + memory["shared_bytes"])
             self.assertLessEqual(total, pool["arena_bytes"])
         totals = answer["totals"]
         for kind in ("blocks", "memory"):

@@ -127,6 +127,9 @@ static const struct kvp_rows_reply fork_reply = {
 static const struct kvp_rows_reply_item fork_reply_items[] = {
 	{ 11, 0, 0, 0, KV_POOL_FULL, KVP_NO_LAYER, KVP_NO_ROW, 20 },
 };
+static const struct kvp_prefix_req publish_req = { 7, 2, 5, 1, 0, 60000 };
+static const struct kvp_prefix_reply publish_reply = { 7, 64, 4, 1 };
+static const struct kvp_prefix_req match_req = { 12, 2, 0, 0, KVP_PREFIX_EVICTABLE, 0 };
 static const struct kvp_frame_error error_reply = { KV_BAD_ARG, KV_SCOPE_REQUEST, 1, 168, 0, 5, 76, 0 };
 static const struct kvp_frame_error busy_reply = { KV_BUSY_RETRY, KV_SCOPE_REQUEST, KVP_NO_ITEM, 0, 0, 0, 0,
 	1 };
@@ -229,6 +232,12 @@ static const struct golden_case golden_cases[] = {
 		{ { 0 } } },
 	{ "fork_reply", { 38, REPLY, 0, 17, HANDLE, 96, 64, 1, 32, 0, 0, 0 }, OP(rows_reply, fork_reply),
 		ITEMS(rows_reply_item, fork_reply_items), { { 0 } } },
+	{ "publish_req", { 48, 0, 0, 20, HANDLE, 78, 32, 0, 32, 0, 0, 0 }, OP(prefix_req, publish_req),
+		NO_ITEMS, { { "\1\0\0\0\2\0\0\0lora7s", 14, 1 } } },
+	{ "publish_reply", { 48, REPLY, 0, 20, HANDLE, 32, 32, 0, 32, 0, 0, 0 },
+		OP(prefix_reply, publish_reply), NO_ITEMS, { { 0 } } },
+	{ "match_req", { 49, 0, 0, 21, HANDLE, 72, 32, 0, 32, 0, 0, 0 }, OP(prefix_req, match_req), NO_ITEMS,
+		{ { "\1\0\0\0\2\0\0\0", 8, 1 } } },
 	{ "error_reply", { 32, REPLY, 106, 18, HANDLE, 140, 48, 0, 32, 0, 0, 0 },
 		OP(frame_error, error_reply), NO_ITEMS,
 		TEXT("BAD_ARG: CREATE starts at position 0 (item 1, offset 168, expected 0, got 5)") },

@@ -41,6 +41,7 @@ static const struct kv_memory_report report = {
 	.rotation_bytes = 16384,
 	.workspace_bytes = 9,
 	.shared_bytes = 5,
+	.cached_bytes = 6,
 	.reserved_bytes = 512,
 	.free_bytes = 2048,
 	.compression = 4.0,

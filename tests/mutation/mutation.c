@@ -15,6 +15,7 @@
 
 #include "core/domain_internal.h"
 #include "core/format.h"
+#include "core/prefix_internal.h"
 #include "server/internal.h"
 #include "tests/mutation/scenarios.h"
 
@@ -48,6 +49,24 @@
 		ARGS(const struct kv_sequence *a, uint32_t b, uint32_t c, uint32_t d), ARGS(a, b, c, d))     \
 	V(kv_sequence_unshare, ARGS(struct kv_sequence *a, uint32_t b, uint32_t c, uint32_t d, uint32_t e),  \
 		ARGS(a, b, c, d, e))                                                                         \
+	R(kv_prefix_publish, enum kv_status, KV_OK,                                                          \
+		ARGS(struct kv_session *a, uint64_t b, const struct kv_prefix_key *c, uint32_t d,            \
+			uint64_t e, struct kv_prefix_result *f),                                             \
+		ARGS(a, b, c, d, e, f))                                                                      \
+	R(kv_prefix_match, enum kv_status, KV_OK,                                                            \
+		ARGS(struct kv_session *a, uint64_t b, const struct kv_prefix_key *c, bool d, uint64_t e,    \
+			struct kv_prefix_result *f),                                                         \
+		ARGS(a, b, c, d, e, f))                                                                      \
+	V(kv_prefix_expire, ARGS(struct kv_domain *a, uint64_t b, uint32_t c), ARGS(a, b, c))                \
+	R(kv_prefix_evict, bool, false, ARGS(struct kv_pool *a, uint32_t b, uint32_t *c), ARGS(a, b, c))     \
+	R(kv_pool_make_room, bool, false, ARGS(struct kv_pool *a, uint32_t b, uint32_t c), ARGS(a, b, c))    \
+	V(kv_sequence_evict, ARGS(struct kv_sequence *a), ARGS(a))                                           \
+	V(kv_sequence_rest, ARGS(struct kv_sequence *a), ARGS(a))                                            \
+	V(kv_sequence_wake, ARGS(struct kv_sequence *a), ARGS(a))                                            \
+	R(kv_sequence_pin, enum kv_status, KV_OK, ARGS(struct kv_session *a, uint64_t b), ARGS(a, b))        \
+	R(kv_sequence_unpin, enum kv_status, KV_OK, ARGS(struct kv_session *a, uint64_t b), ARGS(a, b))      \
+	V(kv_block_pool_keep, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))                      \
+	V(kv_block_pool_unkeep, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))                    \
 	R(kv_sequence_list, uint32_t, 0,                                                                     \
 		ARGS(struct kv_session *a, uint64_t b, struct kv_sequence **c, uint32_t d, uint64_t *e),     \
 		ARGS(a, b, c, d, e))                                                                         \

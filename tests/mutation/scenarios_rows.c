@@ -93,6 +93,112 @@ static void children_share_and_copy(void)
 	rig_stop();
 }
 
+/* PUBLISH or MATCH of n tokens that are their own places; the reply's status. */
+static enum kv_status ask_prefix(
+	uint16_t opcode, uint64_t session, uint64_t sequence, uint32_t n_tokens, uint32_t ttl_ms)
+{
+	static uint8_t tokens[4 * 64];
+	struct rig_frame frame = rig_plain(opcode, session);
+
+	for (uint32_t i = 0; i < 64; i++)
+		kvp_put_u32(tokens + 4 * i, i);
+	frame.op_bytes = KVP_BYTES(prefix_req);
+	kvp_prefix_req_encode(
+		&(struct kvp_prefix_req){ .sequence = sequence, .n_tokens = n_tokens, .ttl_ms = ttl_ms },
+		frame.op);
+	frame.payload = tokens;
+	frame.payload_bytes = 4 * (uint64_t)n_tokens;
+	return rig_ask(0, &frame);
+}
+
+static enum kv_status ask_item(uint16_t opcode, uint64_t session, uint64_t sequence)
+{
+	struct rig_frame frame = rig_plain(opcode, session);
+
+	frame.n_items = 1;
+	frame.items[0] = (struct kvp_rows_item){ .sequence = sequence };
+	return rig_item(0, &frame);
+}
+
+/* What is published outlives its sequence, is found again, ends with its time, and goes when memory is short.
+ */
+static void prefixes_are_kept_and_go(void)
+{
+	rig_start();
+	rig_hello(0, 1);
+	const uint64_t session = rig_open_session(0, &plain);
+	struct rig_frame frame = rig_append(session, 5, 0, 40);
+
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(ask_prefix(KVP_OP_MATCH, session, 6, 40, 0) == KV_NOT_FOUND);
+	CHECK(ask_prefix(KVP_OP_PUBLISH, session, 5, 40, 0) == KV_OK);
+	CHECK(ask_prefix(KVP_OP_PUBLISH, session, 5, 41, 0) == KV_POSITION);
+	CHECK(ask_item(KVP_OP_FREE, session, 5) == KV_OK);
+	rig_settle();
+	CHECK(rig_blocks().n_owned == 2 && rig_blocks().n_free == RIG_BLOCKS - 2);
+	CHECK(ask_prefix(KVP_OP_MATCH, session, 5, 40, 0) == KV_OK);
+	CHECK(rig_length(0, session, 5) == 32);
+	rig_check_rows(0, session, 5, 32);
+	CHECK(rig_blocks().n_shared == 2);
+	CHECK(ask_item(KVP_OP_FREE, session, 5) == KV_OK);
+	rig_settle();
+	/* Two sequences that fill the pool need the blocks. */
+	frame = rig_append(session, 7, 0, 96);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	frame = rig_append(session, 9, 0, 32);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(ask_prefix(KVP_OP_MATCH, session, 5, 40, 0) == KV_NOT_FOUND);
+	CHECK(ask_item(KVP_OP_FREE, session, 7) == KV_OK);
+	CHECK(ask_item(KVP_OP_FREE, session, 9) == KV_OK);
+	rig_settle();
+	CHECK(rig_blocks().n_free == RIG_BLOCKS);
+
+	frame = rig_append(session, 8, 0, 16);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(ask_prefix(KVP_OP_PUBLISH, session, 8, 16, 20) == KV_OK);
+	CHECK(rig_blocks().n_shared == 1);
+	rig_turn(30);
+	rig_turn(1);
+	CHECK(rig_blocks().n_shared == 0 && rig_blocks().n_owned == 1);
+	rig_stop();
+}
+
+/* Idle sequences that may be evicted are, unless they are pinned, and say so. */
+static void evictable_sequences_give_way(void)
+{
+	rig_start();
+	rig_hello(0, 1);
+	const uint64_t session = rig_open_session(0, &plain);
+	struct rig_frame frame;
+
+	for (uint64_t id = 1; id <= 2; id++) {
+		frame = rig_append(session, id, 0, 16);
+		frame.items[0].flags |= KVP_ITEM_EVICTABLE;
+		CHECK(rig_item(0, &frame) == KV_OK);
+	}
+	CHECK(ask_item(KVP_OP_UNPIN, session, 1) == KV_BAD_STATE);
+	CHECK(ask_item(KVP_OP_PIN, session, 1) == KV_OK);
+	for (uint64_t id = 3; id <= 4; id++) {
+		frame = rig_append(session, id, 0, id == 3 ? 96 : 16);
+		CHECK(rig_item(0, &frame) == KV_OK);
+	}
+	frame = rig_append(session, 2, 16, 1);
+	CHECK(rig_item(0, &frame) == KV_EVICTED);
+	rig_check_rows(0, session, 1, 16);
+	frame = rig_append(session, 6, 0, 1);
+	CHECK(rig_item(0, &frame) == KV_POOL_FULL);
+	CHECK(ask_item(KVP_OP_UNPIN, session, 1) == KV_OK);
+	/* Not at its own expense. */
+	frame = rig_append(session, 1, 16, 1);
+	CHECK(rig_item(0, &frame) == KV_POOL_FULL);
+	rig_check_rows(0, session, 1, 16);
+	frame = rig_append(session, 6, 0, 1);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	frame = rig_append(session, 1, 16, 1);
+	CHECK(rig_item(0, &frame) == KV_EVICTED);
+	rig_stop();
+}
+
 /* An item that is refused changes nothing, and says what would have been right. */
 static void refused_items_leave_no_trace(void)
 {
@@ -406,6 +512,8 @@ void scenario_rows(void)
 {
 	rows_come_back();
 	children_share_and_copy();
+	prefixes_are_kept_and_go();
+	evictable_sequences_give_way();
 	refused_items_leave_no_trace();
 	malformed_frames_are_refused();
 	checksums_of_bodies_count();

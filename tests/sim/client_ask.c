@@ -209,13 +209,16 @@ static void add_item(struct sim_peer *peer, struct sim_request *request, const s
 	}
 	item->position = length;
 	item->n_tokens = 1 +
-		below(peer, chance(peer, config->is_lasting ? 700 : 300) ? config->tokens_per_item_max : 4);
+		below(peer,
+			chance(peer, config->is_lasting ? 700 : config->long_per_mille)
+				? config->tokens_per_item_max
+				: 4);
 	spoil_position(peer, item);
 	if (request->opcode == KVP_OP_APPEND_DECODE)
 		item->q_len = any_q_len(peer, item);
 	if (item->position == 0 && !is_wrong(peer))
 		item->flags |= KVP_ITEM_CREATE;
-	if (chance(peer, 100))
+	if (chance(peer, config->evictable_per_mille))
 		item->flags |= KVP_ITEM_EVICTABLE;
 	item->row_counter = sim_world_rows(peer->world, item->n_tokens);
 	if (chance(peer, config->nan_per_mille)) {
@@ -244,7 +247,7 @@ static void choose_layers(struct sim_peer *peer, struct sim_request *request)
 {
 	const uint32_t n_layers = request->spec->n_layers;
 
-	if (request->opcode == KVP_OP_APPEND && chance(peer, 600)) {
+	if (request->opcode == KVP_OP_APPEND && chance(peer, 600 + peer->world->config.long_per_mille / 4)) {
 		request->n_layers = n_layers;
 	} else if (request->opcode == KVP_OP_APPEND || request->opcode == KVP_OP_READ) {
 		request->layer_first = below(peer, n_layers);
@@ -386,6 +389,64 @@ static void ask_fork(struct sim_peer *peer, const struct sim_session *session)
 	send(peer, request);
 }
 
+/* Few beginnings, so that prefixes meet: numbers up to a branch, then those of one of three ways. */
+static void choose_tokens(struct sim_peer *peer, struct sim_request *request, uint32_t n_tokens)
+{
+	const uint32_t branch = below(peer, 3) * 20, way = 1 + below(peer, 2);
+
+	request->prefix.n_tokens = n_tokens < 1 ? 1 : n_tokens > SIM_TOKENS_MAX ? SIM_TOKENS_MAX : n_tokens;
+	for (uint32_t i = 0; i < request->prefix.n_tokens; i++)
+		request->tokens[i] = i < branch ? i : way << 16 | i;
+	if (chance(peer, 100))
+		request->prefix_texts[request->prefix.adapter_bytes++] = 'a';
+	if (chance(peer, 100)) {
+		request->prefix_texts[request->prefix.adapter_bytes] = 's';
+		request->prefix.salt_bytes = 1;
+	}
+}
+
+/* 1 where there is none. */
+static uint64_t longest_sequence(const struct sim_session *session)
+{
+	uint64_t longest = 1;
+	uint32_t length = 0;
+
+	for (const struct sim_sequence *sequence = session->sequences; sequence; sequence = sequence->next) {
+		const uint32_t this = sim_sequence_least(sequence, 0, session->pool->spec->n_layers, true);
+
+		if (this > length) {
+			length = this;
+			longest = sequence->id;
+		}
+	}
+	return longest;
+}
+
+static void ask_prefix(struct sim_peer *peer, const struct sim_session *session)
+{
+	const bool is_publish = chance(peer, 500);
+	struct sim_request *request = new_request(peer, is_publish ? KVP_OP_PUBLISH : KVP_OP_MATCH);
+
+	request->session = session->handle;
+	if (is_publish) {
+		request->prefix.sequence =
+			chance(peer, 700) ? longest_sequence(session) : any_sequence(peer, session, 50);
+		const uint32_t length = length_of(peer, session, request->prefix.sequence, 0);
+
+		choose_tokens(peer, request, chance(peer, 800) ? length : below(peer, length + 3));
+		request->prefix.ttl_ms = chance(peer, 300) ? 1 + below(peer, 50) : 0;
+	} else {
+		choose_tokens(peer, request, 16 + below(peer, 100));
+		if (chance(peer, 150))
+			request->prefix.flags = KVP_PREFIX_PROBE;
+		else
+			request->prefix.sequence = 1 + below(peer, 12);
+		if (chance(peer, 200))
+			request->prefix.flags |= KVP_PREFIX_EVICTABLE;
+	}
+	send(peer, request);
+}
+
 /* ---- the others ---- */
 
 static void ask_tell(struct sim_peer *peer, uint64_t handle)
@@ -471,6 +532,10 @@ void sim_client_ask(struct sim_peer *peer)
 		ask_tell(peer, handle); /* finds out */
 	} else if (chance(peer, world->config.fork_per_mille)) {
 		ask_fork(peer, session);
+	} else if (chance(peer, world->config.prefix_per_mille)) {
+		ask_prefix(peer, session);
+	} else if (chance(peer, 15)) {
+		ask_items(peer, chance(peer, 500) ? KVP_OP_PIN : KVP_OP_UNPIN, session);
 	} else if (dice < 350) {
 		ask_items(peer, KVP_OP_TRUNCATE, session);
 	} else if (dice < (world->config.is_lasting ? 352u : 380u)) {

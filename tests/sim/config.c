@@ -34,6 +34,7 @@ struct sim_config sim_config_plain(uint64_t seed)
 		.hello_timeout_ms = 100,
 		.drain_timeout_ms = 500,
 		.tokens_per_item_max = 20,
+		.long_per_mille = 300,
 		.items_max = 4,
 		.audits_every_turn = true,
 	};
@@ -109,6 +110,10 @@ static void draw_behaviour(struct sim_config *config, struct sim_rng *rng)
 	config->close_per_mille = 8;
 	config->control_per_mille = sim_chance(rng, 300) ? 100 : 0;
 	config->pool_per_mille = sim_chance(rng, 300) ? 200 : 0;
+	config->prefix_per_mille = sim_chance(rng, 500) ? 50 : 250;
+	config->evictable_per_mille = sim_chance(rng, 500) ? 50 : 400;
+	config->long_per_mille = sim_chance(rng, 500) ? 300 : 900;
+	config->hash_bits = sim_chance(rng, 500) ? 8 : 64;
 	config->fork_per_mille = sim_chance(rng, 500) ? 30 : 200;
 	config->session_delete_per_mille = sim_chance(rng, 300) ? 50 : 0;
 	config->tokens_per_item_max = sim_between(rng, 4, 40);
@@ -137,6 +142,26 @@ static void make_lasting(struct sim_config *config, struct sim_rng *rng)
 	config->nan_per_mille /= 10;
 	config->backend.refuse_per_mille /= 8;
 	config->tokens_per_item_max = 40;
+}
+
+/* Long sequences that live long enough to be published and matched, in pools that become full. */
+static void draw_prefixes(struct sim_config *config, struct sim_rng *rng)
+{
+	for (uint32_t i = 0; i < SIM_POOLS_MAX; i++) {
+		config->pools[i].n_layers = 1;
+		config->pools[i].n_blocks = sim_between(rng, 8, 40);
+		config->pools[i].tokens_max = 16 * sim_between(rng, 4, 8);
+	}
+	config->prefix_per_mille = 400;
+	config->long_per_mille = 1000;
+	config->tokens_per_item_max = 60;
+	config->hash_bits = sim_between(rng, 0, 2) * 4;
+	config->lease_ms = 2000;
+	config->wrong_per_mille = config->flaw_per_mille = config->stall_per_mille = 2;
+	config->reset_per_mille = config->nan_per_mille = 0;
+	config->close_per_mille = 2;
+	config->frame_bytes_max = 262144;
+	config->sequences_max = 64;
 }
 
 struct sim_config sim_config_random(uint64_t seed)
@@ -172,5 +197,7 @@ struct sim_config sim_config_random(uint64_t seed)
 	draw_behaviour(&config, &rng);
 	if (sim_chance(&rng, 200))
 		make_lasting(&config, &rng);
+	else if (sim_chance(&rng, 250))
+		draw_prefixes(&config, &rng);
 	return config;
 }

@@ -84,8 +84,8 @@ static void check_pools(const struct sim_world *world, const struct srv_control 
 					memory->zeros_bytes + memory->exact_bytes ==
 				memory->stored_bytes,
 			"the memory report does not add up");
-		SIM_CHECK(memory->stored_bytes + memory->workspace_bytes + memory->reserved_bytes +
-					memory->free_bytes ==
+		SIM_CHECK(memory->stored_bytes + memory->cached_bytes + memory->workspace_bytes +
+					memory->reserved_bytes + memory->free_bytes ==
 				block_bytes + memory->shared_bytes,
 			"stored, slack, reserved and free bytes are not the pool's");
 	}

@@ -39,6 +39,12 @@ void sim_model_finish(struct sim_model *model)
 		}
 		free(session);
 	}
+	while (model->published) {
+		struct sim_published *entry = model->published;
+
+		model->published = entry->next;
+		free(entry);
+	}
 	while (model->controls) {
 		struct sim_control *control = model->controls;
 
@@ -115,11 +121,17 @@ struct sim_control *sim_model_add_control(
 	return control;
 }
 
+/* Answered from a request slot, so beside the others. */
+static bool is_prefix(uint16_t opcode)
+{
+	return opcode == KVP_OP_PUBLISH || opcode == KVP_OP_MATCH;
+}
+
 struct sim_control *sim_model_take_control(struct sim_model *model, uint64_t owner_id, uint16_t opcode)
 {
 	struct sim_control **link = &model->controls;
 
-	while (*link && (*link)->owner_id != owner_id)
+	while (*link && ((*link)->owner_id != owner_id || is_prefix((*link)->opcode) != is_prefix(opcode)))
 		link = &(*link)->next;
 	struct sim_control *control = *link;
 
@@ -293,7 +305,9 @@ void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequ
 
 	SIM_CHECK(session->n_pending == 0, "TRUNCATE with %u items pending", session->n_pending);
 	const struct kv_pool_spec *spec = session->pool->spec;
-	const enum kv_status expected = sequence ? sim_model_check_cut(spec, sequence, length) : KV_NOT_FOUND;
+	const enum kv_status expected = !sequence ? KV_NOT_FOUND
+		: sequence->is_evicted            ? KV_EVICTED
+						  : sim_model_check_cut(spec, sequence, length);
 
 	SIM_CHECK(status == expected, "TRUNCATE says %s, expected %s", kv_status_name(status),
 		kv_status_name(expected));
@@ -304,6 +318,7 @@ void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequ
 	if (expected != KV_OK)
 		return;
 	sim_model_cut_windows(spec, sequence, length);
+	sequence->rest_seq = ++model->seq;
 	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++) {
 		if (sequence->layers[l].committed > length)
 			sequence->layers[l].committed = length;
@@ -355,6 +370,7 @@ static void tell_row(const struct sim_session *session, struct kv_session *real,
 	row->sequence = sequence->id;
 	row->length_min = sim_sequence_least(sequence, 0, spec->n_layers, false);
 	row->is_evictable = sequence->is_evictable;
+	row->is_evicted = sequence->is_evicted;
 	row->n_shared_blocks = count_shared(real, sequence->id);
 	for (uint32_t g = 0; g < spec->n_groups; g++)
 		row->n_blocks += sim_model_n_blocks(spec, sequence, g);

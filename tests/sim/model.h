@@ -10,9 +10,12 @@
 #define TESTS_SIM_MODEL_H
 
 #include "core/domain.h"
+#include "core/prefix.h"
 #include "tests/sim/request.h"
 
 #define SIM_LAYERS_MAX 4u
+#define SIM_BLOCK_MAX  32u
+#define SIM_PATH_MAX   16u
 
 struct sim_layer {
 	uint32_t *row_ids; /* [planned] */
@@ -26,6 +29,9 @@ struct sim_sequence {
 	uint64_t id;
 	uint64_t epoch; /* how often it fell back */
 	uint32_t n_pending;
+	uint64_t rest_seq; /* when it was used last, by sim_model.seq */
+	uint32_t n_pins;
+	bool is_evicted;
 	bool is_evictable,
 		is_orphan; /* orphan: freed, or its session is closed; only pending items know it */
 	struct sim_layer layers[SIM_LAYERS_MAX];
@@ -49,13 +55,13 @@ struct sim_session {
 struct sim_tell_row {
 	uint64_t sequence;
 	uint32_t length_min, length_max, n_blocks, n_shared_blocks;
-	bool is_evictable;
+	bool is_evictable, is_evicted;
 	uint32_t n_exact;
 	uint32_t lengths[SIM_LAYERS_MAX];
 };
 
-/* What a control operation did, in order per connection: OPEN, ATTACH, CLOSE, TELL; an item of TRUNCATE, FREE
- * or FORK. */
+/* What a control operation did, in order per connection: OPEN, ATTACH, CLOSE, TELL; PUBLISH, MATCH; an item
+ * of TRUNCATE, FREE, FORK, PIN or UNPIN. */
 struct sim_control {
 	struct sim_control *next;
 	uint64_t owner_id;
@@ -63,7 +69,7 @@ struct sim_control {
 	enum kv_status status;
 	uint64_t seq; /* when: among all planned items and control operations */
 	uint64_t handle, sequence, next_sequence;
-	uint32_t length, n_total;
+	uint32_t length, n_total, n_new;
 	uint32_t n_rows;
 	struct sim_tell_row *rows;
 };
@@ -85,9 +91,21 @@ struct sim_saved {
 	struct sim_snapshot snapshots[SIM_SAVED_MAX];
 };
 
+/* A published block: what it stands for, and the rows in it. */
+struct sim_published {
+	struct sim_published *next;
+	const struct kv_pool *pool;
+	uint64_t tenant, expires_ns; /* 0 = never */
+	uint32_t block, parent;      /* of group 0; parent UINT32_MAX: the first */
+	char texts[8];               /* adapter, 0, salt */
+	uint32_t tokens[SIM_BLOCK_MAX];
+	uint32_t row_ids[SIM_LAYERS_MAX][SIM_BLOCK_MAX];
+};
+
 struct sim_model {
-	struct sim_saved saved;       /* may outlive the daemon */
-	struct sim_session *sessions; /* all that ever were, newest first */
+	struct sim_saved saved;          /* may outlive the daemon */
+	struct sim_published *published; /* whatever was, newest first; true while the pool keeps the block */
+	struct sim_session *sessions;    /* all that ever were, newest first */
 	struct sim_control *controls, **controls_end;
 	uint32_t sessions_max, sequences_max; /* the daemon's bounds */
 	uint32_t n_open;
@@ -148,6 +166,27 @@ struct sim_expected sim_model_fork(const struct sim_model *model, const struct s
 	const struct kv_pool *pool, uint64_t child_id, uint64_t parent_id, uint32_t length);
 void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_id, uint64_t parent_id,
 	const struct sim_expected *expected, uint64_t now_ns);
+/*
+ * The server evicts the sequence for the sake of `planned` (NULL: of a session), which is not at rest: it
+ * may, and none that may was used longer ago.
+ */
+void sim_model_evicted(struct sim_model *model, const struct kv_sequence *real,
+	const struct sim_sequence *planned, uint32_t group_idx);
+void sim_model_pinned(
+	struct sim_model *model, uint64_t handle, uint64_t sequence_id, bool is_pin, enum kv_status status);
+
+/* PUBLISH and MATCH: what must come out, and that it did. */
+struct sim_prefix_expected {
+	enum kv_status status;
+	uint32_t n_tokens, n_blocks, n_blocks_new;
+	const struct sim_published *path[SIM_PATH_MAX]; /* MATCH */
+};
+struct sim_prefix_expected sim_model_publish(struct sim_model *model, struct kv_session *real,
+	uint64_t sequence_id, const struct kv_prefix_key *key, uint32_t ttl_ms, uint64_t now_ns);
+struct sim_prefix_expected sim_model_match(const struct sim_model *model, struct kv_session *real,
+	uint64_t sequence_id, const struct kv_prefix_key *key, uint64_t now_ns);
+void sim_model_matched(struct sim_model *model, uint64_t handle, uint64_t sequence_id,
+	const struct sim_prefix_expected *expected, bool is_evictable);
 void sim_model_told(
 	struct sim_model *model, uint64_t handle, struct kv_session *real, uint64_t from, uint32_t n_max);
 

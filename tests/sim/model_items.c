@@ -56,14 +56,26 @@ static enum kv_status check_blocks(const struct sim_session *session, struct kv_
 
 	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
 		const uint32_t g = pool->spec->layers[l].group_idx;
+		const uint64_t length = (uint64_t)item->position + item->n_tokens;
+
+		if (pool->spec->group_window[g] == 0 &&
+			(length + pool->spec->block_size - 1) / pool->spec->block_size >
+				pool->spec->n_blocks[g])
+			return KV_LIMIT;
+	}
+	for (uint32_t l = layer_first; sequence && l < layer_first + n_layers; l++) {
+		const struct kv_block_table *table = &sequence->tables[pool->spec->layers[l].group_idx];
+
+		if (table->gap_end > table->gap_first && ours->layers[l].gone_end == 0)
+			return KV_BUSY_RETRY;
+	}
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
+		const uint32_t g = pool->spec->layers[l].group_idx;
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
-		const struct kv_block_table *table = sequence ? &sequence->tables[g] : NULL;
 
 		if (groups & 1u << g)
 			continue;
 		groups |= 1u << g;
-		if (table && table->gap_end > table->gap_first && ours->layers[l].gone_end == 0)
-			return KV_BUSY_RETRY;
 		const uint32_t n = blocks_needed(pool, sequence, ours, g, item, &n_copies);
 
 		if (n > session->reserve_left[g] &&
@@ -100,6 +112,8 @@ static struct sim_expected plan_append(const struct sim_model *model, const stru
 		expected.status = item->flags & KV_ITEM_CREATE
 			? sim_model_check_new(model, session, real->pool)
 			: KV_NOT_FOUND;
+	else if (sequence->is_evicted && !(item->flags & KV_ITEM_CREATE))
+		expected.status = KV_EVICTED;
 	else if ((item->flags & KV_ITEM_CREATE) && sim_sequence_longest(sequence) > 0)
 		expected.status = KV_EXISTS;
 	for (uint32_t l = layer_first; l < layer_first + n_layers && expected.status == KV_OK; l++) {
@@ -134,6 +148,8 @@ struct sim_expected sim_model_plan(const struct sim_model *model, const struct s
 		return plan_append(model, session, real, item, layer_first, n_layers);
 	if (!sequence)
 		return (struct sim_expected){ KV_NOT_FOUND, KV_LAYER_NONE, 0, { 0 } };
+	if (sequence->is_evicted)
+		return (struct sim_expected){ KV_EVICTED, KV_LAYER_NONE, 0, { 0 } };
 	const struct kv_pool_spec *spec = real->pool->spec;
 	const uint32_t length = sim_sequence_least(sequence, layer_first, n_layers, false);
 
@@ -221,6 +237,7 @@ void sim_model_planned(struct sim_session *session, const struct sim_request *re
 			put_rows(sequence, request, item, request->layer_first + l, n_places);
 		if (item->flags & KVP_ITEM_EVICTABLE)
 			sequence->is_evictable = true;
+		sequence->is_evicted = false;
 	}
 	if (request->opcode != KVP_OP_APPEND)
 		snapshot(sequence, request, item);
@@ -303,6 +320,7 @@ void sim_model_finished(struct sim_model *model, struct sim_request *request, st
 		expected.layer, expected.row);
 	item->planned_on = NULL;
 	sequence->n_pending--;
+	sequence->rest_seq = ++model->seq;
 	session->n_pending--;
 	session->life_ns = now_ns;
 	if (sequence->is_orphan && sequence->n_pending == 0)

@@ -122,4 +122,7 @@ void sim_model_restored(struct sim_model *model, const char *name, const struct 
 		sequence->is_evictable = saved->sequence->is_evictable;
 		copy_layers(sequence, saved->sequence, session->pool->spec->n_layers);
 	}
+	/* In the order in which they were saved, which is that of the list now. */
+	for (struct sim_sequence *sequence = session->sequences; sequence; sequence = sequence->next)
+		sequence->rest_seq = ++model->seq;
 }

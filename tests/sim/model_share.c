@@ -48,6 +48,8 @@ struct sim_expected sim_model_fork(const struct sim_model *model, const struct s
 		expected.length = sim_sequence_least(child, 0, pool->spec->n_layers, false);
 	if (!parent)
 		expected.status = KV_NOT_FOUND;
+	else if (parent->is_evicted)
+		expected.status = KV_EVICTED;
 	else if (child)
 		expected.status = KV_EXISTS;
 	if (expected.status != KV_OK)
@@ -74,7 +76,7 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 	const struct sim_expected *expected, uint64_t now_ns)
 {
 	struct sim_session *session = sim_model_session(model, handle);
-	const struct sim_sequence *parent = sim_model_sequence(session, parent_id);
+	struct sim_sequence *parent = sim_model_sequence(session, parent_id);
 	struct sim_control *control =
 		sim_model_add_control(model, session->owner_id, KVP_OP_FORK, expected->status, handle);
 
@@ -88,6 +90,8 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 	struct sim_sequence *child = sim_model_add_sequence(session, child_id);
 
 	child->is_evictable = parent->is_evictable;
+	child->rest_seq = ++model->seq;
+	parent->rest_seq = ++model->seq;
 	for (uint32_t l = 0; l < session->pool->spec->n_layers; l++) {
 		struct sim_layer *layer = &child->layers[l];
 
@@ -100,4 +104,63 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 			expected->length * sizeof(layer->row_ids[0]));
 	}
 	sim_model_cut_windows(session->pool->spec, child, expected->length);
+}
+
+/* ---- eviction ---- */
+
+static bool may_be_evicted(const struct sim_sequence *sequence)
+{
+	return sequence->is_evictable && !sequence->is_evicted && sequence->n_pending == 0 &&
+		sequence->n_pins == 0;
+}
+
+void sim_model_evicted(struct sim_model *model, const struct kv_sequence *real,
+	const struct sim_sequence *planned, uint32_t group_idx)
+{
+	const struct sim_session *own = sim_model_session(model, real->session->handle);
+	struct sim_sequence *sequence = sim_model_sequence(own, real->id);
+
+	SIM_CHECK(sequence && sequence != planned && may_be_evicted(sequence),
+		"sequence %llu is evicted, and must not be", (unsigned long long)real->id);
+	SIM_CHECK(real->pool->blocks[group_idx].counts.n_idle == 0, "a sequence is evicted before a prefix");
+	for (const struct sim_session *session = model->sessions; session; session = session->next) {
+		for (const struct sim_sequence *other = session->sequences;
+			other && session->pool == own->pool; other = other->next)
+			SIM_CHECK(other == sequence || other == planned || !may_be_evicted(other) ||
+					sim_sequence_longest(other) == 0 ||
+					other->rest_seq > sequence->rest_seq,
+				"sequence %llu is evicted, %llu was used before it",
+				(unsigned long long)sequence->id, (unsigned long long)other->id);
+	}
+	sequence->is_evicted = true;
+	for (uint32_t l = 0; l < SIM_LAYERS_MAX; l++) {
+		sequence->layers[l].planned = sequence->layers[l].committed = sequence->layers[l].gone_end =
+			0;
+		sim_model_cut_exact(own->pool->spec, &sequence->layers[l], 0);
+	}
+}
+
+void sim_model_pinned(
+	struct sim_model *model, uint64_t handle, uint64_t sequence_id, bool is_pin, enum kv_status status)
+{
+	struct sim_session *session = sim_model_session(model, handle);
+	struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
+	struct sim_control *control = sim_model_add_control(
+		model, session->owner_id, is_pin ? KVP_OP_PIN : KVP_OP_UNPIN, status, handle);
+	const enum kv_status expected = !sequence  ? KV_NOT_FOUND
+		: is_pin && sequence->is_evicted   ? KV_EVICTED
+		: !is_pin && sequence->n_pins == 0 ? KV_BAD_STATE
+						   : KV_OK;
+
+	SIM_CHECK(status == expected, "PIN or UNPIN says %s, expected %s", kv_status_name(status),
+		kv_status_name(expected));
+	control->sequence = sequence_id;
+	if (sequence)
+		control->length = sim_sequence_least(sequence, 0, session->pool->spec->n_layers, false);
+	if (status != KV_OK)
+		return;
+	if (is_pin)
+		sequence->n_pins++;
+	else if (--sequence->n_pins == 0)
+		sequence->rest_seq = ++model->seq;
 }

@@ -5,6 +5,7 @@
  * beforehand what must come out. So nothing in the server knows that it is watched, and replies that never
  * arrive are known all the same.
  */
+#include "tests/sim/record.h"
 #include "core/capture.h"
 #include "core/domain_internal.h"
 #include "server/checkpoint.h"
@@ -13,13 +14,9 @@
 #include "tests/sim/world.h"
 
 struct sim_world *sim_world_now;
+struct sim_planning sim_planning;
 
-#define WRAPPED(type, name, ...)         \
-	type __real_##name(__VA_ARGS__); \
-	type __wrap_##name(__VA_ARGS__); \
-	type __wrap_##name(__VA_ARGS__)
-
-static bool is_watched(const struct kv_domain *domain)
+bool sim_is_watched(const struct kv_domain *domain)
 {
 	if (!sim_world_now || !sim_world_now->server || sim_world_now->server->domain != domain)
 		return false;
@@ -83,7 +80,7 @@ WRAPPED(void, kv_item_plan, struct kv_session *session, struct kv_item *item, ui
 	struct sim_world *world = sim_world_now;
 	uint32_t item_idx;
 
-	if (!is_watched(session->pool->domain)) {
+	if (!sim_is_watched(session->pool->domain)) {
 		__real_kv_item_plan(session, item, layer_first, n_layers, now_ns);
 		return;
 	}
@@ -99,10 +96,12 @@ WRAPPED(void, kv_item_plan, struct kv_session *session, struct kv_item *item, ui
 	SIM_CHECK(item->sequence_id == ours->sequence && item->n_tokens == ours->n_tokens &&
 			item->position == ours->position,
 		"item %u of request %llu is not what was sent", item_idx, (unsigned long long)request->id);
-	const struct sim_expected expected =
+	struct sim_expected expected =
 		sim_model_plan(&world->model, known, session, item, layer_first, n_layers);
 
+	sim_planning = (struct sim_planning){ known, session, item, layer_first, n_layers, &expected };
 	__real_kv_item_plan(session, item, layer_first, n_layers, now_ns);
+	sim_planning.expected = NULL;
 	SIM_CHECK(item->status == expected.status && item->length == expected.length &&
 			item->layer == expected.layer,
 		"request %llu item %u: planning says %s, length %u, layer %u; expected %s, %u, %u",
@@ -112,6 +111,11 @@ WRAPPED(void, kv_item_plan, struct kv_session *session, struct kv_item *item, ui
 		sim_model_planned(known, request, ours, item->sequence, expected.n_blocks, now_ns);
 	else
 		ours->outcome = *item;
+	struct sim_sequence *sequence = sim_model_sequence(known, item->sequence_id);
+
+	if (item->status != KV_OK && sequence &&
+		(item->kind == KV_ITEM_APPEND || item->kind == KV_ITEM_APPEND_DECODE))
+		sequence->rest_seq = ++world->model.seq;
 }
 
 /* What the server may have found before it finishes an item. */
@@ -154,7 +158,7 @@ WRAPPED(void, kv_item_finish, struct kv_item *item, uint32_t layer_first, uint32
 	struct sim_world *world = sim_world_now;
 	uint32_t item_idx;
 
-	if (!item->sequence || !is_watched(item->sequence->pool->domain)) {
+	if (!item->sequence || !sim_is_watched(item->sequence->pool->domain)) {
 		__real_kv_item_finish(item, layer_first, n_layers);
 		return;
 	}
@@ -179,11 +183,15 @@ WRAPPED(void, kv_item_finish, struct kv_item *item, uint32_t layer_first, uint32
 WRAPPED(enum kv_status, kv_session_open, struct kv_domain *domain, const struct kv_open_params *params,
 	uint64_t now_ns, struct kv_session **out, struct kv_error *err)
 {
-	if (!is_watched(domain))
+	if (!sim_is_watched(domain))
 		return __real_kv_session_open(domain, params, now_ns, out, err);
 	struct sim_model *model = &sim_world_now->model;
-	const struct sim_expected expected = sim_model_open(model, params);
+	struct sim_expected expected = sim_model_open(model, params);
 	const enum kv_status status = __real_kv_session_open(domain, params, now_ns, out, err);
+
+	/* Room may have been made, which is watched. */
+	if (expected.status == KV_POOL_FULL && status == KV_OK)
+		expected.status = KV_OK;
 
 	SIM_CHECK(status == expected.status, "OPEN says %s, expected %s", kv_status_name(status),
 		kv_status_name(expected.status));
@@ -197,7 +205,7 @@ WRAPPED(enum kv_status, kv_session_attach, struct kv_domain *domain, const char 
 	const enum kv_status status =
 		__real_kv_session_attach(domain, name, name_bytes, tenant, owner_id, now_ns, out);
 
-	if (is_watched(domain))
+	if (sim_is_watched(domain))
 		sim_model_attached(
 			&sim_world_now->model, name, name_bytes, tenant, owner_id, status, *out, now_ns);
 	return status;
@@ -208,16 +216,16 @@ WRAPPED(void, kv_session_close, struct kv_domain *domain, struct kv_session *ses
 	const uint64_t handle = session->handle;
 
 	__real_kv_session_close(domain, session, is_expired);
-	if (is_watched(domain) && sim_world_now->in_control)
+	if (sim_is_watched(domain) && sim_world_now->in_control)
 		sim_model_deleted(&sim_world_now->model, handle);
-	else if (is_watched(domain))
+	else if (sim_is_watched(domain))
 		sim_model_closed(&sim_world_now->model, handle, is_expired, sim_world_now->server->now_ns);
 }
 
 WRAPPED(void, kv_session_owner_lost, struct kv_domain *domain, uint64_t owner_id, uint64_t now_ns)
 {
 	__real_kv_session_owner_lost(domain, owner_id, now_ns);
-	if (is_watched(domain))
+	if (sim_is_watched(domain))
 		sim_model_owner_lost(&sim_world_now->model, owner_id, now_ns);
 }
 
@@ -228,7 +236,7 @@ WRAPPED(enum kv_status, kv_sequence_truncate, struct kv_session *session, uint64
 {
 	const enum kv_status status = __real_kv_sequence_truncate(session, sequence_id, length);
 
-	if (is_watched(session->pool->domain))
+	if (sim_is_watched(session->pool->domain))
 		sim_model_truncated(&sim_world_now->model, session->handle, sequence_id, length, status);
 	return status;
 }
@@ -237,32 +245,15 @@ WRAPPED(enum kv_status, kv_sequence_free, struct kv_session *session, uint64_t s
 {
 	const enum kv_status status = __real_kv_sequence_free(session, sequence_id);
 
-	if (is_watched(session->pool->domain))
+	if (sim_is_watched(session->pool->domain))
 		sim_model_freed(&sim_world_now->model, session->handle, sequence_id, status);
-	return status;
-}
-
-WRAPPED(enum kv_status, kv_sequence_fork, struct kv_session *session, uint64_t child_id, uint64_t parent_id,
-	uint32_t length, uint64_t now_ns, uint32_t *expected_length)
-{
-	if (!is_watched(session->pool->domain))
-		return __real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
-	struct sim_model *model = &sim_world_now->model;
-	const struct sim_expected expected = sim_model_fork(
-		model, sim_model_session(model, session->handle), session->pool, child_id, parent_id, length);
-	const enum kv_status status =
-		__real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
-
-	SIM_CHECK(status == expected.status, "FORK says %s, expected %s", kv_status_name(status),
-		kv_status_name(expected.status));
-	sim_model_forked(model, session->handle, child_id, parent_id, &expected, now_ns);
 	return status;
 }
 
 WRAPPED(uint32_t, kv_sequence_list, struct kv_session *session, uint64_t from, struct kv_sequence *out[],
 	uint32_t n_max, uint64_t *next)
 {
-	if (is_watched(session->pool->domain) && !sim_world_now->in_control)
+	if (sim_is_watched(session->pool->domain) && !sim_world_now->in_control)
 		sim_model_told(&sim_world_now->model, session->handle, session, from, n_max);
 	return __real_kv_sequence_list(session, from, out, n_max, next);
 }
@@ -274,7 +265,7 @@ WRAPPED(enum kv_status, kv_capture_create, struct kv_domain *domain, struct kv_c
 {
 	const enum kv_status status = __real_kv_capture_create(domain, out, err);
 
-	if (is_watched(domain))
+	if (sim_is_watched(domain))
 		sim_model_capture_begun(&sim_world_now->model);
 	return status;
 }
@@ -282,7 +273,7 @@ WRAPPED(enum kv_status, kv_capture_create, struct kv_domain *domain, struct kv_c
 WRAPPED(void, kv_capture_take, struct kv_capture *capture, const struct kv_sequence *sequence,
 	uint64_t now_ns)
 {
-	if (is_watched(sequence->pool->domain))
+	if (sim_is_watched(sequence->pool->domain))
 		sim_model_captured(&sim_world_now->model, sequence);
 	__real_kv_capture_take(capture, sequence, now_ns);
 }
@@ -292,7 +283,7 @@ WRAPPED(void, kv_session_commit, struct kv_domain *domain, struct kv_session *se
 	struct srv_checkpoint_view view;
 
 	__real_kv_session_commit(domain, session, now_ns);
-	if (!is_watched(domain))
+	if (!sim_is_watched(domain))
 		return;
 	srv_checkpoint_status(sim_world_now->server->checkpoint, &view);
 	sim_model_restored(&sim_world_now->model, view.name, session);
@@ -339,7 +330,7 @@ WRAPPED(uint32_t, kv_domain_release, struct kv_domain *domain, uint32_t n_blocks
 WRAPPED(void, kv_plan_begin, struct kv_plan *plan, struct kv_pool *pool, uint8_t *area, uint64_t area_bytes)
 {
 	__real_kv_plan_begin(plan, pool, area, area_bytes);
-	if (!is_watched(pool->domain))
+	if (!sim_is_watched(pool->domain))
 		return;
 	struct sim_world *world = sim_world_now;
 	const uint32_t n = ++world->counts.n_batches_begun[pool->pool_idx];

@@ -233,7 +233,8 @@ static void check_tell(struct sim_peer *peer, const struct sim_request *request,
 		CHECK(item.sequence == row->sequence && item.length_min == row->length_min &&
 				item.length_max == row->length_max && item.n_blocks >= row->n_blocks &&
 				item.n_shared_blocks == row->n_shared_blocks &&
-				item.state == KVP_STATE_RESIDENT && item.n_exact == row->n_exact &&
+				item.state == (row->is_evicted ? KVP_STATE_EVICTED : KVP_STATE_RESIDENT) &&
+				item.n_exact == row->n_exact &&
 				(item.flags == KVP_ITEM_EVICTABLE) == row->is_evictable,
 			"TELL says something else about a sequence");
 		for (uint32_t l = 0; has_lengths && l < reply.n_layers; l++, lengths += 4)
@@ -266,6 +267,24 @@ static void check_items(struct sim_peer *peer, const struct sim_request *request
 		sim_control_free(control);
 	}
 	CHECK(reply.n_ok == n_ok && reply.n_failed == request->n_items - n_ok, "n_ok, n_failed");
+}
+
+static void check_prefix(struct sim_peer *peer, const struct sim_request *request,
+	const struct kvp_header *header, const uint8_t *body)
+{
+	struct sim_control *control = take_control(peer, request);
+	struct kvp_prefix_reply reply;
+
+	CHECK(control->status == header->status && control->sequence == request->prefix.sequence,
+		"PUBLISH or MATCH answers something else than it did");
+	if (header->status == KV_OK) {
+		kvp_prefix_reply_decode(body, header->op_bytes, &reply);
+		CHECK(header->op_bytes == KVP_BYTES(prefix_reply) && reply.sequence == control->sequence &&
+				reply.n_tokens == control->length && reply.n_blocks == control->n_total &&
+				reply.n_blocks_new == control->n_new,
+			"numbers of PUBLISH or MATCH");
+	}
+	sim_control_free(control);
 }
 
 static void check_cancel(struct sim_peer *peer, const struct sim_request *request,
@@ -340,7 +359,13 @@ static void check_control(struct sim_peer *peer, struct sim_request *request, co
 	case KVP_OP_TRUNCATE:
 	case KVP_OP_FREE:
 	case KVP_OP_FORK:
+	case KVP_OP_PIN:
+	case KVP_OP_UNPIN:
 		check_items(peer, request, header, body);
+		break;
+	case KVP_OP_PUBLISH:
+	case KVP_OP_MATCH:
+		check_prefix(peer, request, header, body);
 		break;
 	case KVP_OP_CANCEL:
 		check_cancel(peer, request, header, body);

@@ -41,7 +41,8 @@ bool sim_request_is_rows(const struct sim_request *request)
 static bool has_items(const struct sim_request *request)
 {
 	return sim_request_is_rows(request) || request->opcode == KVP_OP_TRUNCATE ||
-		request->opcode == KVP_OP_FREE || request->opcode == KVP_OP_FORK;
+		request->opcode == KVP_OP_FREE || request->opcode == KVP_OP_FORK ||
+		request->opcode == KVP_OP_PIN || request->opcode == KVP_OP_UNPIN;
 }
 
 uint32_t sim_request_n_tokens(const struct sim_request *request)
@@ -160,6 +161,12 @@ static struct layout layout_of(const struct sim_request *request)
 	case KVP_OP_TELL:
 		layout.op_bytes = KVP_BYTES(tell_req);
 		break;
+	case KVP_OP_PUBLISH:
+	case KVP_OP_MATCH:
+		layout.op_bytes = KVP_BYTES(prefix_req);
+		layout.payload_bytes = 4 * (uint64_t)request->prefix.n_tokens +
+			request->prefix.adapter_bytes + request->prefix.salt_bytes;
+		break;
 	case KVP_OP_CANCEL:
 		layout.op_bytes = KVP_BYTES(cancel_req);
 		break;
@@ -251,6 +258,10 @@ static void put_op(const struct sim_request *request, const struct layout *layou
 		break;
 	case KVP_OP_TELL:
 		kvp_tell_req_encode(&request->tell, out);
+		break;
+	case KVP_OP_PUBLISH:
+	case KVP_OP_MATCH:
+		kvp_prefix_req_encode(&request->prefix, out);
 		break;
 	case KVP_OP_CANCEL:
 		kvp_cancel_req_encode(&(struct kvp_cancel_req){ .request_id = request->cancel_id }, out);
@@ -372,6 +383,12 @@ static void put_payload(const struct sim_request *request, const struct layout *
 	case KVP_OP_PING:
 		for (uint64_t i = 0; i < request->echo_payload_bytes; i++)
 			out[i] = (uint8_t)(request->id + i * 7);
+		break;
+	case KVP_OP_PUBLISH:
+	case KVP_OP_MATCH:
+		memcpy(out, request->tokens, 4 * (size_t)request->prefix.n_tokens);
+		memcpy(out + 4 * (size_t)request->prefix.n_tokens, request->prefix_texts,
+			request->prefix.adapter_bytes + request->prefix.salt_bytes);
 		break;
 	case KVP_OP_OPEN:
 	case KVP_OP_ATTACH:

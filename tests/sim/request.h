@@ -12,8 +12,9 @@
 #include "proto/message.h"
 #include "tests/sim/sim.h"
 
-#define SIM_ITEMS_MAX 12u
-#define SIM_Q_LEN_MAX 16u
+#define SIM_ITEMS_MAX  12u
+#define SIM_TOKENS_MAX 192u
+#define SIM_Q_LEN_MAX  16u
 
 /* Deliberate faults of a frame. Those before SIM_FLAW_KEEPS close the connection. */
 enum sim_flaw {
@@ -96,6 +97,9 @@ struct sim_request {
 	char pool_name[65], session_name[129];
 	struct kvp_hello_req hello;
 	struct kvp_tell_req tell;
+	struct kvp_prefix_req prefix;
+	char prefix_texts[8]; /* adapter and salt, back to back */
+	uint32_t tokens[SIM_TOKENS_MAX];
 	struct kvp_pool_info_req pool_info;
 };
 

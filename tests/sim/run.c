@@ -180,6 +180,16 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 				seen->n_statuses[request->items[k].outcome.status % 1000]++;
 		}
 	}
+	for (uint32_t i = 0; i < kv_domain_n_pools(world->server->domain); i++) {
+		const struct kv_pool *pool = kv_domain_pool_at(world->server->domain, i);
+		const struct kv_prefix_counts prefixes = kv_prefix_counts(pool);
+
+		seen->n_published += prefixes.n_published;
+		seen->n_hits += prefixes.n_hits;
+		seen->n_nodes_evicted += prefixes.n_evicted;
+		seen->n_nodes_expired += prefixes.n_expired;
+		seen->n_evicted += pool->n_evicted_sequences;
+	}
 	seen->n_expired += counters->sessions_expired;
 	seen->n_closed_slow += counters->connections_closed_slow;
 	seen->n_slot_waits += counters->slot_waits;

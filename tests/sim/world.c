@@ -232,6 +232,9 @@ void sim_world_init(struct sim_world *world, const struct sim_config *config)
 	const enum kv_status status = sim_world_start(world, &err);
 
 	SIM_CHECK(status == KV_OK, "the server does not start: %s", err.msg);
+	for (uint32_t i = 0; i < kv_domain_n_pools(world->server->domain); i++)
+		kv_prefix_truncate_hashes(kv_domain_pool_at(world->server->domain, i),
+			config->hash_bits ? config->hash_bits : 64);
 }
 
 static void free_request(struct sim_request *request)

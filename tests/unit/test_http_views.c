@@ -32,7 +32,7 @@ static void assert_json(const char *expected)
 #define REPORT_POOL                                                                                        \
 	REPORT_HEAD ",\"reserved_bytes\":512,\"codebooks_bytes\":64,\"rotation_bytes\":16384,\"workspace_" \
 		    "bytes\":9,"                                                                           \
-		    "\"shared_bytes\":5,\"free_bytes\":2048}"
+		    "\"shared_bytes\":5,\"cached_bytes\":6,\"free_bytes\":2048}"
 
 /* Reasons, names and numbers of the running daemon; the boot id as 16 hex digits. */
 START_TEST(test_http_views_info)
@@ -143,7 +143,7 @@ START_TEST(test_http_views_occupancy)
 		     "\"stored_bytes\":2254,\"compression\":4,\"payload_bytes\":2000,\"norms_bytes\":200,"
 		     "\"scales_bytes\":40,\"zeros_bytes\":6,\"exact_bytes\":8,\"tables_bytes\":512,"
 		     "\"reserved_bytes\":1024,\"codebooks_bytes\":128,\"rotation_bytes\":32768,"
-		     "\"workspace_bytes\":18,\"shared_bytes\":10,\"free_bytes\":4096}},"
+		     "\"workspace_bytes\":18,\"shared_bytes\":10,\"cached_bytes\":12,\"free_bytes\":4096}},"
 		     "\"device\":{\"backend\":\"cpu\",\"name\":\"CPU\",\"used_bytes\":4508},"
 		     "\"arena\":{\"total_bytes\":4194304,\"used_bytes\":2097152,\"free_bytes\":2097152}}");
 }
@@ -161,7 +161,7 @@ START_TEST(test_http_views_occupancy_empty)
 		    "\"payload_bytes\":0,\"norms_bytes\":0,\"scales_bytes\":0,\"zeros_bytes\":0,\"exact_"
 		    "bytes\":0,"
 		    "\"tables_bytes\":0,\"reserved_bytes\":0,\"codebooks_bytes\":0,\"rotation_bytes\":0,"
-		    "\"workspace_bytes\":0,\"shared_bytes\":0,\"free_bytes\":0}},"
+		    "\"workspace_bytes\":0,\"shared_bytes\":0,\"cached_bytes\":0,\"free_bytes\":0}},"
 		    "\"device\":{\"backend\":null,\"name\":\"\",\"used_bytes\":0},\"arena\":{\"total_bytes\":"
 		    "0,\"used_bytes\":0,\"free_bytes\":0}}");
 }

@@ -167,7 +167,9 @@ END_TEST
 /* A batch of appends with room for some of them: each item has its own answer (FAILURES P5). */
 START_TEST(test_sequence_full_pool_refuses_items_one_by_one)
 {
-	const struct kv_domain_limits many = { 2, 20, 1000, 1000 };
+	const struct kv_domain_limits many = {
+		.sessions_max = 2, .sequences_max = 20, .lease_ms = 1000, .lease_ms_max = 1000
+	};
 	struct rig rig;
 	struct kv_item items[8];
 

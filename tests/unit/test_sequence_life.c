@@ -212,7 +212,9 @@ END_TEST
 START_TEST(test_sequence_life_list_is_sorted_and_paged)
 {
 	enum { N = 300 };
-	const struct kv_domain_limits many = { 2, N, 1000, 1000 };
+	const struct kv_domain_limits many = {
+		.sessions_max = 2, .sequences_max = N, .lease_ms = 1000, .lease_ms_max = 1000
+	};
 	struct rig rig;
 	struct kv_sequence *page[7];
 	uint64_t ids[N], next = 1, last = 0, seed = 0x5EED0006;
@@ -258,7 +260,9 @@ END_TEST
 START_TEST(test_sequence_life_tree_stays_shallow)
 {
 	enum { N = 1000 };
-	const struct kv_domain_limits many = { 2, N, 1000, 1000 };
+	const struct kv_domain_limits many = {
+		.sessions_max = 2, .sequences_max = N, .lease_ms = 1000, .lease_ms_max = 1000
+	};
 	struct rig rig;
 	uint32_t deepest = 0;
 

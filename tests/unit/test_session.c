@@ -279,7 +279,9 @@ END_TEST
 START_TEST(test_session_lease_heap_is_exact)
 {
 	enum { N = 300 };
-	const struct kv_domain_limits many = { N, 10, 1000, 100000 };
+	const struct kv_domain_limits many = {
+		.sessions_max = N, .sequences_max = 10, .lease_ms = 1000, .lease_ms_max = 100000
+	};
 	struct kv_test_domain test;
 	uint64_t seed = 0x5EED0004, now_ns = 1, ends[N] = { 0 };
 	struct kv_session *sessions[N] = { NULL };
@@ -379,7 +381,9 @@ END_TEST
 START_TEST(test_session_walk_goes_by_slot)
 {
 	enum { N = 200 };
-	const struct kv_domain_limits many = { N, 10, 1000, 1000 };
+	const struct kv_domain_limits many = {
+		.sessions_max = N, .sequences_max = 10, .lease_ms = 1000, .lease_ms_max = 1000
+	};
 	struct kv_test_domain test;
 	struct kv_session *sessions[N];
 	uint32_t slot = 0, n = 0;
@@ -410,7 +414,9 @@ END_TEST
  */
 START_TEST(test_session_close_is_bounded)
 {
-	const struct kv_domain_limits one = { 1, 200, 1000, 1000 };
+	const struct kv_domain_limits one = {
+		.sessions_max = 1, .sequences_max = 200, .lease_ms = 1000, .lease_ms_max = 1000
+	};
 	struct kv_test_domain test;
 	struct kv_session *found;
 	struct kv_error err = { 0 };

@@ -29,6 +29,7 @@ OPCODES = {
 }
 HELLO, PING, GOAWAY, CANCEL, POOL_INFO, OPEN, ATTACH, CLOSE, TELL = 1, 2, 3, 4, 16, 17, 18, 19, 20
 APPEND, DECODE, APPEND_DECODE, READ, TRUNCATE, FREE, FORK = 32, 33, 34, 35, 36, 37, 38
+PUBLISH, MATCH, PIN, UNPIN = 48, 49, 50, 51
 UPDATE_SLOTS, DECODE_TABLE = 64, 65
 
 ITEM_CREATE, ITEM_EVICTABLE = 1, 2
@@ -36,6 +37,8 @@ ROWS_LSE = 1
 ROWS_NO_SINKS = 8
 TELL_PER_LAYER = 1
 READ_EXACT = 1
+PREFIX_PROBE, PREFIX_EVICTABLE = 1, 2
+PREFIX_TEXT_BYTES_MAX = 64
 OPEN_CLIENT_TABLES = 1
 
 _FORMATS = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f"}
@@ -119,6 +122,8 @@ LAYOUTS = {name: Layout(name, text) for name, text in {
     "tell_item": "u64 sequence, u32 length_min, u32 length_max, u32 n_blocks, u32 n_shared_blocks, u16 state, "
                  "u16 flags, u32 n_exact",
     "fork_item": "u64 sequence, u32 position, u32[2] reserved, u16 flags, u16 reserved, u64 parent",
+    "prefix_req": "u64 sequence, u32 n_tokens, u16 adapter_bytes, u16 salt_bytes, u32 flags, u32 ttl_ms, u64 reserved",
+    "prefix_reply": "u64 sequence, u32 n_tokens, u32 n_blocks, u32 n_blocks_new, u32 reserved, u64 reserved",
     "frame_error": "u32 status, u32 scope, u32 item, u32 offset, u64 expected, u64 got, u16 detail_bytes, "
                    "u16 retryable, u32 reserved, u64 reserved",
 }.items()}
@@ -128,16 +133,19 @@ HEADER = LAYOUTS["header"]
 # The op struct of each operation, and its item.
 REQUEST_OPS = {HELLO: "hello_req", PING: "ping_req", CANCEL: "cancel_req", POOL_INFO: "pool_info_req",
                OPEN: "open_req", ATTACH: "open_req", TELL: "tell_req", APPEND: "rows_req", DECODE: "rows_req",
-               APPEND_DECODE: "rows_req", READ: "read_req", UPDATE_SLOTS: "slots_req", DECODE_TABLE: "table_req"}
+               APPEND_DECODE: "rows_req", READ: "read_req", PUBLISH: "prefix_req", MATCH: "prefix_req",
+               UPDATE_SLOTS: "slots_req", DECODE_TABLE: "table_req"}
 REQUEST_ITEMS = {APPEND: "rows_item", DECODE: "rows_item", APPEND_DECODE: "rows_item", TRUNCATE: "rows_item",
-                 FREE: "rows_item", FORK: "fork_item"}
+                 FREE: "rows_item", FORK: "fork_item", PIN: "rows_item", UNPIN: "rows_item"}
 REPLY_OPS = {HELLO: "hello_reply", PING: "ping_reply", CANCEL: "cancel_reply", POOL_INFO: "pool_info_reply",
              OPEN: "open_reply", ATTACH: "open_reply", TELL: "tell_reply", APPEND: "rows_reply",
              DECODE: "rows_reply", APPEND_DECODE: "rows_reply", READ: "read_reply", TRUNCATE: "rows_reply",
-             FREE: "rows_reply", FORK: "rows_reply", UPDATE_SLOTS: "rows_reply", DECODE_TABLE: "rows_reply"}
+             FREE: "rows_reply", FORK: "rows_reply", PIN: "rows_reply", UNPIN: "rows_reply",
+             PUBLISH: "prefix_reply", MATCH: "prefix_reply", UPDATE_SLOTS: "rows_reply", DECODE_TABLE: "rows_reply"}
 REPLY_ITEMS = {TELL: "tell_item", APPEND: "rows_reply_item", DECODE: "rows_reply_item",
                APPEND_DECODE: "rows_reply_item", TRUNCATE: "rows_reply_item", FREE: "rows_reply_item",
-               FORK: "rows_reply_item", UPDATE_SLOTS: "rows_reply_item", DECODE_TABLE: "rows_reply_item"}
+               FORK: "rows_reply_item", PIN: "rows_reply_item", UNPIN: "rows_reply_item",
+               UPDATE_SLOTS: "rows_reply_item", DECODE_TABLE: "rows_reply_item"}
 
 
 def opcode_name(opcode):

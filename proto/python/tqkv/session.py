@@ -452,9 +452,7 @@ class Session:
 
     def free(self, sequences, timeout=None):
         """Forgets one sequence or many and gives their blocks back."""
-        if isinstance(sequences, (int, np.integer)):
-            sequences = [sequences]
-        self._run_items(wire.FREE, [Item(_sequence(sequence)) for sequence in sequences], timeout)
+        self._run_items(wire.FREE, [Item(sequence) for sequence in _sequences(sequences)], timeout)
 
     def fork(self, child, parent=None, length=None, timeout=None):
         """Makes a sequence of the first `length` tokens of another (None: all that every layer has); returns its
@@ -471,6 +469,65 @@ class Session:
             items.append(Item(_sequence(child_id), at, parent=_sequence(parent_id)))
         self._run_items(wire.FORK, items, timeout)
         return {item.sequence: item.length for item in items} if isinstance(child, dict) else items[0].length
+
+    def pin(self, sequences, timeout=None):
+        """While a sequence is pinned it is not evicted. Pins are counted, and go with the sequence."""
+        self._run_items(wire.PIN, [Item(sequence) for sequence in _sequences(sequences)], timeout)
+
+    def unpin(self, sequences, timeout=None):
+        """Undoes one pin() each; BAD_STATE where there is none."""
+        self._run_items(wire.UNPIN, [Item(sequence) for sequence in _sequences(sequences)], timeout)
+
+    # ---- published prefixes ----
+
+    def publish(self, sequence, tokens, adapter="", salt="", ttl_ms=0, timeout=None):
+        """Offers the whole blocks among the sequence's first len(tokens) tokens to other sequences of this tenant.
+
+        tokens: the ids of all tokens from the first one on. adapter and salt: what else the rows depend on; others
+        must give the same. ttl_ms: after so long without use they go (0: when memory is short). Returns how many
+        tokens are published now. They outlive the sequence.
+        """
+        reply = self._prefix(wire.PUBLISH, _sequence(sequence), tokens, adapter, salt, 0,
+                             _whole("ttl_ms", ttl_ms, 0, 0xFFFFFFFF), timeout)
+        return reply.op.n_tokens
+
+    def match(self, sequence, tokens, adapter="", salt="", evictable=False, timeout=None):
+        """Makes a sequence of the longest published prefix of the tokens, without sending its rows; returns its
+        length, in whole blocks. 0: there is none, and no sequence was made. sequence None: only tells the length."""
+        flags = (wire.PREFIX_EVICTABLE if evictable else 0) | (wire.PREFIX_PROBE if sequence is None else 0)
+        number = 0 if sequence is None else _sequence(sequence)
+        try:
+            reply = self._prefix(wire.MATCH, number, tokens, adapter, salt, flags, 0, timeout)
+        except TqkvError as error:
+            if error.status == Status.NOT_FOUND:
+                return 0
+            raise
+        if number:
+            self._lengths[number] = [reply.op.n_tokens] * self.geometry.n_layers
+        return reply.op.n_tokens
+
+    def _prefix(self, op, sequence, tokens, adapter, salt, flags, ttl_ms, timeout):
+        self._check()
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+            raise ArgumentError(f"tokens have shape {ids.shape} and dtype {ids.dtype}, expected a list of whole numbers")
+        if ids.min() < 0 or ids.max() > 0xFFFFFFFF:
+            raise ArgumentError("a token id leaves 32 bits")
+        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in (adapter, salt)]
+        if max(map(len, texts)) > wire.PREFIX_TEXT_BYTES_MAX:
+            raise ArgumentError(f"adapter and salt have at most {wire.PREFIX_TEXT_BYTES_MAX} bytes")
+        packed = wire.LAYOUTS["prefix_req"].pack(
+            sequence=sequence, n_tokens=len(ids), adapter_bytes=len(texts[0]), salt_bytes=len(texts[1]), flags=flags,
+            ttl_ms=ttl_ms)
+        deadline = self._client._deadline(timeout)
+        payload = ids.astype("<u4").tobytes() + b"".join(texts)
+        if sequence:
+            self._settle([sequence], deadline)
+            self._unsure.add(sequence)
+        reply = self._client._run([lambda: self._client._submit(op, packed, payload, session=self.handle,
+                                                                deadline=deadline)], deadline)[0]
+        self._unsure.discard(sequence)
+        return reply
 
     def _run_items(self, op, items, timeout):
         self._check()
@@ -493,7 +550,7 @@ class Session:
             self._lengths.pop(item.sequence, None)
         elif op == wire.FORK:
             self._lengths[item.sequence] = [item.length] * self.geometry.n_layers
-        elif item.sequence in self._lengths:
+        elif op == wire.TRUNCATE and item.sequence in self._lengths:
             self._lengths[item.sequence] = [min(length, item.position) for length in self._lengths[item.sequence]]
 
     def tell(self, timeout=None):
@@ -577,6 +634,11 @@ def _whole(what, value, low, high):
     if not low <= value <= high:
         raise ArgumentError(f"{what} is {value}, expected {low} to {high}")
     return int(value)
+
+
+def _sequences(values):
+    values = [values] if isinstance(values, (int, np.integer)) else values
+    return [_sequence(value) for value in values]
 
 
 def _sequence(value):

@@ -1,0 +1,141 @@
+"""PUBLISH, MATCH, PIN and eviction: what is shared is what was published, and nothing of anybody else's."""
+
+import struct
+import time
+import unittest
+
+import frames
+import numpy as np
+import tqkv
+from rows_case import EXACT, Rows, attention, distance
+from tqkv import Status
+
+
+class Prefix(Rows):
+    def tearDown(self):
+        """Published prefixes outlive their sessions: a pool of f32 rows as large as it is makes them go."""
+        self.client.close()
+        with tqkv.Client(self.daemon.addr, timeout=60) as client:
+            end = time.monotonic() + 20
+            while time.monotonic() < end:
+                with client.open("odd") as session:
+                    try:
+                        session.append_layers(1, *self.rows(session, 128 * 16, layers=3))
+                        break
+                    except tqkv.TqkvError as error:
+                        self.assertEqual(error.status, Status.POOL_FULL)
+        self.client = tqkv.Client(self.daemon.addr, timeout=60)
+        super().tearDown()
+
+    def test_a_second_session_sends_only_what_is_new(self):
+        """The first one is closed long since; the rows are the same bytes, whatever is appended on top."""
+        tokens = list(range(1000, 1100))
+        with self.client.open("odd") as session:
+            k, v = self.rows(session, 100, layers=3)
+            session.append_layers(1, k, v)
+            self.assertEqual(session.publish(1, tokens), 96)
+            self.assertEqual(session.publish(1, tokens[:50]), 48)
+        with self.client.open("odd") as session:
+            self.assertEqual(session.match(None, tokens), 96)
+            self.assertEqual(session.lengths(), {})
+            self.assertEqual(session.match(7, tokens[:99]), 96)
+            self.assertEqual(session.match(8, tokens[:40] + [5] * 60), 32)
+            self.assertEqual(session.match(9, [5] + tokens[1:]), 0)
+            self.assertEqual(session.lengths(), {7: (96,) * 3, 8: (32,) * 3})
+            memory = self.control.occupancy()["pools"][0]["memory"]
+            self.assertEqual(memory["cached_bytes"], 0)
+            more = self.rows(session, 20, layers=3)
+            session.append_layers(7, *more)
+            session.truncate(8, 20)
+            session.append_layers(8, *more)
+            for sequence, n in ((7, 96), (8, 20)):
+                own = [np.concatenate((part[:, :n], add), axis=1) for part, add in zip((k, v), more)]
+                back = session.read(sequence)
+                self.assertTrue(np.array_equal(back[0], own[0]) and np.array_equal(back[1], own[1]))
+                q = self.query(session)
+                self.assertLess(distance(session.decode(sequence, 2, q), attention(q, own[0][2], own[1][2])[0]), EXACT)
+
+    def test_identities(self):
+        """FAILURES H3, H4: tenant (TCP is another), adapter, salt and pool are in the key."""
+        tokens = list(range(64))
+        with self.client.open("odd") as session, self.client.open("tq4") as other_pool, \
+                tqkv.Client(self.daemon.tcp) as foreign, foreign.open("odd") as another:
+            session.append_layers(1, *self.rows(session, 64, layers=3))
+            self.assertEqual(session.publish(1, tokens, adapter="lora", salt="x"), 64)
+            self.assertEqual(session.match(None, tokens, adapter="lora", salt="x"), 64)
+            for wrong in ({}, {"adapter": "lora"}, {"adapter": "lorax"}, {"salt": "lorax"}, {"salt": "x"},
+                          {"adapter": "lor", "salt": "ax"}):
+                self.assertEqual(session.match(None, tokens, **wrong), 0)
+            self.assertEqual(another.match(None, tokens, adapter="lora", salt="x"), 0)
+            self.assertEqual(other_pool.match(None, tokens, adapter="lora", salt="x"), 0)
+
+    def test_time_to_live(self):
+        with self.client.open("odd") as session:
+            session.append_layers(1, *self.rows(session, 32, layers=3))
+            self.assertEqual(session.publish(1, list(range(32)), ttl_ms=60_000), 32)
+            self.assertEqual(session.publish(1, [9] * 16, ttl_ms=1), 0)  # its blocks are published already
+            session.append_layers(2, *self.rows(session, 32, layers=3))
+            self.assertEqual(session.publish(2, [9] * 32, ttl_ms=30), 32)
+            end = time.monotonic() + 10
+            while session.match(None, [9] * 32) and time.monotonic() < end:
+                time.sleep(0.01)
+            self.assertEqual(session.match(None, [9] * 32), 0)
+            self.assertEqual(session.match(None, list(range(32))), 32)
+
+    def test_pins(self):
+        """FAILURES L7: a second UNPIN is BAD_STATE, and nothing else happens."""
+        with self.client.open("odd") as session:
+            session.append(1, 0, *self.rows(session, 1))
+            session.pin(1)
+            session.unpin(1)
+            self.raises(Status.BAD_STATE, session.unpin, 1)
+            self.raises(Status.NOT_FOUND, session.pin, 2)
+            session.pin([1])
+            session.free(1)
+            session.append(1, 0, *self.rows(session, 1))
+            self.raises(Status.BAD_STATE, session.unpin, 1)
+
+    def test_eviction(self):
+        """FAILURES P1, L9: idle EVICTABLE sequences give way at once, the oldest first; pinned ones never."""
+        with frames.Raw(self.daemon.addr) as raw, self.lone() as client, client.open("small") as session:
+            raw.hello()
+            own = raw.open(b"small")
+            row = np.zeros((16, 1, 16), np.float32).tobytes()
+            for sequence in (1, 2, 3):
+                frame = frames.rows(frames.APPEND, own, [(sequence, 0, 16, 0, 3)], k=row, v=row)
+                self.assertEqual(raw.call(frame).item_statuses(), [0])
+            pin = [struct.pack("<Q24x", 2)]
+            self.assertEqual(raw.call(frames.frame(50, items=pin, session=own)).item_statuses(), [0])
+            # 8 blocks: 3 are taken, 5 are free, 7 are wanted.
+            session.append(1, 0, *self.rows(session, 7 * 16))
+            tell = raw.call(frames.frame(frames.TELL, struct.pack("<QII", 0, 16, 0), session=own))
+            self.assertEqual([struct.unpack_from("<H", item, 24)[0] for item in tell.items], [2, 0, 2])
+            q = np.zeros((2, 16), np.float32).tobytes()
+            for sequence, status in ((1, Status.EVICTED), (2, 0)):
+                frame = frames.rows(frames.DECODE, own, [(sequence, 16, 0, 1, 0)], q=q)
+                self.assertEqual(raw.call(frame).item_statuses(), [status])
+            error = self.raises(Status.POOL_FULL, session.append, 2, 0, *self.rows(session, 1))
+            self.assertGreater(error.results[0].retry_after_ms, 0)
+            frame = frames.rows(frames.APPEND, own, [(1, 0, 16, 0, 1)], k=row, v=row)
+            session.free(1)
+            end = time.monotonic() + 10
+            while raw.call(frame).item_statuses() != [0]:  # CREATE makes it a new one
+                self.assertLess(time.monotonic(), end)
+            self.assertEqual(raw.call(frames.frame(frames.CLOSE, session=own)).status, 0)
+
+    def test_refusals(self):
+        with self.client.open("odd") as session:
+            session.append_layers(1, *self.rows(session, 20, layers=3))
+            self.raises(Status.NOT_FOUND, session.publish, 9, [1])
+            error = self.raises(Status.POSITION, session.publish, 1, [1] * 21)
+            self.assertEqual(error.expected, 20)
+            session.publish(1, [1] * 20)
+            self.raises(Status.EXISTS, session.match, 1, [1] * 20)
+            with self.assertRaises(ValueError):
+                session.publish(1, [])
+            with self.assertRaises(ValueError):
+                session.publish(1, [1 << 32])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,389 @@
+#include <stdlib.h>
+
+#include "core/prefix.h"
+#include "core/report.h"
+#include "tests/lib/kv_sequence_rig.h"
+
+#define TOKENS_MAX 160u
+
+static uint8_t tokens[4 * TOKENS_MAX];
+
+/* Token i is i below the branch and way * 1000 + i from there on. */
+static struct kv_prefix_key key_of(uint32_t n_tokens, uint32_t branch, uint32_t way)
+{
+	for (uint32_t i = 0; i < TOKENS_MAX; i++) {
+		const uint32_t token = i < branch ? i : way * 1000 + i;
+
+		memcpy(tokens + 4 * i, &token, sizeof(token));
+	}
+	return (struct kv_prefix_key){ .tokens = tokens, .n_tokens = n_tokens };
+}
+
+static struct kv_prefix_result publish(
+	struct rig *rig, uint64_t id, const struct kv_prefix_key *key, uint32_t ttl_ms, uint64_t now_ms)
+{
+	struct kv_prefix_result result;
+
+	kv_assert_ok(kv_prefix_publish(rig->session, id, key, ttl_ms, now_ms * KV_NS_PER_MS, &result));
+	kv_test_audit(rig->test.domain, NULL, 0);
+	return result;
+}
+
+/* How many tokens are found. */
+static uint32_t match(struct rig *rig, uint64_t id, const struct kv_prefix_key *key, uint64_t now_ms)
+{
+	struct kv_prefix_result result;
+	const enum kv_status status =
+		kv_prefix_match(rig->session, id, key, false, now_ms * KV_NS_PER_MS, &result);
+
+	kv_test_audit(rig->test.domain, NULL, 0);
+	ck_assert(status == KV_OK || status == KV_NOT_FOUND);
+	ck_assert_int_eq(status == KV_OK, result.n_tokens > 0);
+	return result.n_tokens;
+}
+
+static struct kv_session *open_as(struct rig *rig, uint64_t tenant)
+{
+	const struct kv_open_params params = { .pool = rig->pool, .tenant = tenant };
+	struct kv_session *session = NULL;
+
+	kv_assert_ok(kv_session_open(rig->test.domain, &params, 1, &session, NULL));
+	return session;
+}
+
+/* Whole blocks only; the longest prefix that agrees; they outlive sequence and session. */
+START_TEST(test_prefix_longest_first)
+{
+	struct rig rig;
+	struct kv_prefix_key key = key_of(70, 160, 0);
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	append_now(&rig, 1, 0, 72);
+	const struct kv_prefix_result result = publish(&rig, 1, &key, 0, 1);
+
+	ck_assert_uint_eq(result.n_tokens, 64);
+	ck_assert_uint_eq(result.n_blocks, 4);
+	ck_assert_uint_eq(result.n_blocks_new, 4);
+	ck_assert_uint_eq(publish(&rig, 1, &key, 0, 1).n_blocks_new, 0);
+	kv_session_close(rig.test.domain, rig.session, false);
+	kv_test_release_all(rig.test.domain);
+	ck_assert_uint_eq(rig.pool->blocks[0].counts.n_idle, 4);
+	ck_assert_uint_eq(n_free(&rig, 1), 6);
+
+	rig.session = open_as(&rig, 0);
+	ck_assert_uint_eq(match(&rig, 5, &key, 1), 64);
+	ck_assert_uint_eq(rig.pool->blocks[0].counts.n_idle, 0);
+	key = key_of(160, 40, 1);
+	ck_assert_uint_eq(match(&rig, 6, &key, 1), 32);
+	key = key_of(33, 160, 0);
+	ck_assert_uint_eq(match(&rig, 7, &key, 1), 32);
+	key = key_of(15, 160, 0);
+	ck_assert_uint_eq(match(&rig, 8, &key, 1), 0);
+	key = key_of(160, 15, 1);
+	ck_assert_uint_eq(match(&rig, 8, &key, 1), 0);
+	/* Only told: no sequence. */
+	key = key_of(160, 160, 0);
+	ck_assert_uint_eq(match(&rig, 0, &key, 1), 64);
+	ck_assert_uint_eq(rig.session->n_sequences, 3);
+	append_now(&rig, 5, 64, 3);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* FAILURES H1: with one bit of hash left everything collides, and still only the same token ids are shared.
+ */
+START_TEST(test_prefix_collisions_cost_nothing)
+{
+	struct rig rig;
+
+	rig_init(&rig, "name=p,layers=4,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=40",
+		RIG_GROUPS);
+	kv_prefix_truncate_hashes(rig.pool, 1);
+	for (uint32_t way = 1; way <= 4; way++) {
+		const struct kv_prefix_key key = key_of(64, 16 * (way - 1), way);
+
+		append_now(&rig, way, 0, 64);
+		publish(&rig, way, &key, 0, 1);
+	}
+	for (uint32_t way = 1; way <= 4; way++) {
+		const struct kv_prefix_key key = key_of(64, 16 * (way - 1), way);
+		struct kv_sequence *sequence, *publisher = kv_sequence_find(rig.session, way);
+		uint32_t own, shared;
+
+		ck_assert_uint_eq(match(&rig, 5, &key, 1), 64);
+		sequence = kv_sequence_find(rig.session, 5);
+		kv_block_table_copy(&sequence->tables[0], &rig.pool->tables, 3, 1, &shared);
+		kv_block_table_copy(&publisher->tables[0], &rig.pool->tables, 3, 1, &own);
+		ck_assert_uint_eq(shared, own);
+		kv_assert_ok(kv_sequence_free(rig.session, 5));
+		kv_test_release_all(rig.test.domain);
+	}
+	const struct kv_prefix_key other = key_of(64, 0, 9);
+
+	ck_assert_uint_eq(match(&rig, 5, &other, 1), 0);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* FAILURES H3, H4: another tenant, adapter or salt is another world, however the texts are cut. */
+START_TEST(test_prefix_identities)
+{
+	struct rig rig;
+	struct kv_prefix_key key = key_of(32, 160, 0);
+	struct kv_session *mine;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	mine = rig.session;
+	append_now(&rig, 1, 0, 32);
+	key.adapter = "ab";
+	key.adapter_bytes = 2;
+	key.salt = "c";
+	key.salt_bytes = 1;
+	publish(&rig, 1, &key, 0, 1);
+	ck_assert_uint_eq(match(&rig, 2, &key, 1), 32);
+	rig.session = open_as(&rig, 7);
+	ck_assert_uint_eq(match(&rig, 2, &key, 1), 0);
+	rig.session = mine;
+	key.salt_bytes = 0;
+	ck_assert_uint_eq(match(&rig, 3, &key, 1), 0);
+	key.adapter = "a";
+	key.adapter_bytes = 1;
+	key.salt = "bc";
+	key.salt_bytes = 2;
+	ck_assert_uint_eq(match(&rig, 3, &key, 1), 0);
+	/* The blocks are taken: under another key they are not published a second time. */
+	ck_assert_uint_eq(publish(&rig, 1, &key, 0, 1).n_tokens, 0);
+	ck_assert_uint_eq(kv_prefix_counts(rig.pool).n_nodes, 2);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* After its time a prefix is not found, a new PUBLISH gives it more; a parent never goes before its child. */
+START_TEST(test_prefix_ttl)
+{
+	struct rig rig;
+	struct kv_prefix_key key = key_of(48, 160, 0);
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	append_now(&rig, 1, 0, 48);
+	publish(&rig, 1, &key, 100, 1000);
+	ck_assert_uint_eq(match(&rig, 0, &key, 1099), 48);
+	ck_assert_uint_eq(match(&rig, 0, &key, 1100), 0);
+	key.n_tokens = 32;
+	publish(&rig, 1, &key, 300, 1100);
+	key.n_tokens = 48;
+	ck_assert_uint_eq(match(&rig, 0, &key, 1200), 32);
+	for (uint32_t i = 0; i < 4; i++)
+		kv_prefix_expire(rig.test.domain, 1200 * KV_NS_PER_MS, 64);
+	ck_assert_uint_eq(kv_prefix_counts(rig.pool).n_nodes, 2);
+	key.n_tokens = 16;
+	publish(&rig, 1, &key, 0, 1200);
+	for (uint32_t i = 0; i < 4; i++)
+		kv_prefix_expire(rig.test.domain, 9999 * KV_NS_PER_MS, 64);
+	ck_assert_uint_eq(kv_prefix_counts(rig.pool).n_nodes, 1);
+	ck_assert_uint_eq(kv_prefix_counts(rig.pool).n_expired, 2);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* What cannot be published: rows that are not there, not on all layers, or gone. */
+START_TEST(test_prefix_publish_refusals)
+{
+	struct rig rig;
+	struct kv_prefix_key key = key_of(32, 160, 0);
+	struct kv_prefix_result result;
+	struct kv_item item;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	kv_assert_status(kv_prefix_publish(rig.session, 9, &key, 0, 1, &result), KV_NOT_FOUND);
+	append_now(&rig, 1, 0, 20);
+	item = plan(&rig, KV_ITEM_APPEND, 1, 20, 20, 0, 2, 0);
+	item.status = KV_OK;
+	kv_item_finish(&item, 0, 2);
+	kv_assert_status(kv_prefix_publish(rig.session, 1, &key, 0, 1, &result), KV_POSITION);
+	ck_assert_uint_eq(result.n_tokens, 20);
+	key.n_tokens = 20;
+	ck_assert_uint_eq(publish(&rig, 1, &key, 0, 1).n_tokens, 16);
+	kv_assert_status(kv_prefix_match(rig.session, 1, &key, false, 1, &result), KV_EXISTS);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* FAILURES P1: idle prefixes go first, then idle evictable sequences, least recently used; then POOL_FULL. */
+START_TEST(test_prefix_order_of_eviction)
+{
+	struct rig rig;
+	struct kv_prefix_key key = key_of(32, 160, 0);
+	struct kv_item item;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS); /* 10 blocks a group */
+	append_now(&rig, 1, 0, 32);
+	publish(&rig, 1, &key, 0, 1);
+	kv_assert_ok(kv_sequence_free(rig.session, 1));
+	kv_test_release_all(rig.test.domain);
+	for (uint64_t id = 2; id <= 4; id++) {
+		item = plan(&rig, KV_ITEM_APPEND, id, 0, 32, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
+		finish(&item, KV_OK, KV_OK, 32);
+	}
+	append_now(&rig, 5, 0, 32);
+	ck_assert_uint_eq(n_free(&rig, 0), 0);
+	/* 2 is used, so 3 is the oldest; 4 is pinned. */
+	item = plan(&rig, KV_ITEM_READ, 2, 0, 1, 0, 4, 0);
+	finish(&item, KV_OK, KV_OK, 32);
+	kv_assert_ok(kv_sequence_pin(rig.session, 4));
+	kv_assert_ok(kv_sequence_pin(rig.session, 4));
+	kv_test_audit(rig.test.domain, NULL, 0);
+
+	append_now(&rig, 5, 32, 32);
+	ck_assert_uint_eq(kv_prefix_counts(rig.pool).n_nodes, 0);
+	ck_assert_uint_eq(rig.pool->n_evicted_sequences, 0);
+	append_now(&rig, 5, 64, 16);
+	ck_assert(kv_sequence_find(rig.session, 3)->is_evicted);
+	ck_assert(!kv_sequence_find(rig.session, 2)->is_evicted);
+	item = plan(&rig, KV_ITEM_DECODE, 3, 32, 0, 0, 1, 0);
+	assert_refused(&item, KV_EVICTED, 0, KV_LAYER_NONE);
+	item = plan(&rig, KV_ITEM_APPEND, 3, 32, 1, 0, 4, 0);
+	assert_refused(&item, KV_EVICTED, 0, KV_LAYER_NONE);
+	append_now(&rig, 5, 80, 48);
+	ck_assert(kv_sequence_find(rig.session, 2)->is_evicted);
+	/* What cannot succeed evicts nobody. */
+	kv_assert_ok(kv_sequence_unpin(rig.session, 4));
+	kv_assert_ok(kv_sequence_unpin(rig.session, 4));
+	kv_assert_status(kv_sequence_unpin(rig.session, 4), KV_BAD_STATE);
+	item = plan(&rig, KV_ITEM_APPEND, 6, 0, 48, 0, 4, KV_ITEM_CREATE);
+	assert_refused(&item, KV_POOL_FULL, 0, KV_LAYER_NONE);
+	ck_assert(!kv_sequence_find(rig.session, 4)->is_evicted);
+	/* More than the whole pool is refused finally. */
+	item = plan(&rig, KV_ITEM_APPEND, 5, 128, 33, 0, 4, 0);
+	assert_refused(&item, KV_LEN_LIMIT, 128, KV_LAYER_NONE);
+	append_now(&rig, 3, 0, 16);
+	ck_assert(!kv_sequence_find(rig.session, 3)->is_evicted);
+	kv_test_audit(rig.test.domain, NULL, 0);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* A sequence at rest is not evicted for its own append, nor one that an item names. */
+START_TEST(test_prefix_nobody_is_evicted_for_himself)
+{
+	struct rig rig;
+	struct kv_item held, item;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	item = plan(&rig, KV_ITEM_APPEND, 1, 0, 80, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
+	finish(&item, KV_OK, KV_OK, 80);
+	item = plan(&rig, KV_ITEM_APPEND, 2, 0, 80, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
+	finish(&item, KV_OK, KV_OK, 80);
+	held = plan(&rig, KV_ITEM_READ, 2, 0, 80, 0, 4, 0);
+	item = plan(&rig, KV_ITEM_APPEND, 1, 80, 16, 0, 4, 0);
+	assert_refused(&item, KV_POOL_FULL, 80, KV_LAYER_NONE);
+	finish(&held, KV_OK, KV_OK, 80);
+	append_now(&rig, 1, 80, 16);
+	ck_assert(kv_sequence_find(rig.session, 2)->is_evicted);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* Above the high mark the daemon makes room by itself, until the low one, and only of what may go. */
+START_TEST(test_prefix_watermarks)
+{
+	static const struct kv_domain_limits limits = { .sessions_max = 4,
+		.sequences_max = 20,
+		.lease_ms = 1000,
+		.lease_ms_max = 1000,
+		.evict_high_percent = 80,
+		.evict_low_percent = 50 };
+	struct rig rig;
+	struct kv_item item;
+
+	kv_test_domain_init(&rig.test, &limits, RIG_POOL, RIG_GROUPS, 1);
+	rig.pool = rig.test.pool;
+	rig.session = kv_test_open(&rig.test);
+	for (uint64_t id = 1; id <= 8; id++) {
+		item = plan(&rig, KV_ITEM_APPEND, id, 0, 16, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
+		finish(&item, KV_OK, KV_OK, 16);
+	}
+	kv_domain_release(rig.test.domain, 1024);
+	ck_assert_uint_eq(n_free(&rig, 0), 2);
+	append_now(&rig, 9, 0, 16);
+	kv_domain_release(rig.test.domain, 1024);
+	ck_assert_uint_eq(n_free(&rig, 0), 5);
+	ck_assert_uint_eq(rig.pool->n_evicted_sequences, 4);
+	append_now(&rig, 9, 16, 64);
+	kv_domain_release(rig.test.domain, 1024);
+	ck_assert_uint_eq(n_free(&rig, 0), 5);
+	kv_test_audit(rig.test.domain, NULL, 0);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* FAILURES P6, L14: evicting is bounded between two calls of kv_domain_release(). */
+START_TEST(test_prefix_eviction_is_bounded)
+{
+	struct rig rig;
+	struct kv_prefix_key key = key_of(16, 160, 0);
+	struct kv_item item;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	append_now(&rig, 1, 0, 16);
+	publish(&rig, 1, &key, 0, 1);
+	kv_assert_ok(kv_sequence_free(rig.session, 1));
+	kv_test_release_all(rig.test.domain);
+	append_now(&rig, 2, 0, 144);
+	rig.test.domain->n_cut = KV_EVICT_BLOCKS_MAX;
+	item = plan(&rig, KV_ITEM_APPEND, 2, 144, 16, 0, 4, 0);
+	assert_refused(&item, KV_POOL_FULL, 144, KV_LAYER_NONE);
+	kv_domain_release(rig.test.domain, 1024);
+	append_now(&rig, 2, 144, 16);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* Blocks of prefixes that no sequence has are told apart from slack. */
+START_TEST(test_prefix_report)
+{
+	struct rig rig;
+	struct kv_prefix_key key = key_of(32, 160, 0);
+	struct kv_memory_report report;
+	const uint64_t block_bytes = 16 * 2 * 2 * 16 * 4;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	append_now(&rig, 1, 0, 32);
+	publish(&rig, 1, &key, 0, 1);
+	kv_report_pool(rig.pool, &report);
+	ck_assert_uint_eq(report.cached_bytes, 0);
+	ck_assert_uint_eq(report.shared_bytes, 0);
+	ck_assert_uint_eq(report.workspace_bytes, 0);
+	kv_assert_ok(kv_sequence_free(rig.session, 1));
+	kv_test_release_all(rig.test.domain);
+	kv_report_pool(rig.pool, &report);
+	ck_assert_uint_eq(report.cached_bytes, 4 * block_bytes);
+	ck_assert_uint_eq(report.stored_bytes + report.workspace_bytes + report.shared_bytes, 0);
+	ck_assert_uint_eq(match(&rig, 2, &key, 1), 32);
+	ck_assert_uint_eq(match(&rig, 3, &key, 1), 32);
+	kv_report_pool(rig.pool, &report);
+	ck_assert_uint_eq(report.cached_bytes, 0);
+	ck_assert_uint_eq(report.shared_bytes, 4 * block_bytes);
+	kv_assert_status(kv_domain_pool_check_remove(rig.pool, NULL), KV_BAD_STATE);
+	rig_finish(&rig);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("prefix");
+	TCase *tcase = tcase_create("all");
+
+	tcase_add_test(tcase, test_prefix_longest_first);
+	tcase_add_test(tcase, test_prefix_collisions_cost_nothing);
+	tcase_add_test(tcase, test_prefix_identities);
+	tcase_add_test(tcase, test_prefix_ttl);
+	tcase_add_test(tcase, test_prefix_publish_refusals);
+	tcase_add_test(tcase, test_prefix_order_of_eviction);
+	tcase_add_test(tcase, test_prefix_nobody_is_evicted_for_himself);
+	tcase_add_test(tcase, test_prefix_watermarks);
+	tcase_add_test(tcase, test_prefix_eviction_is_bounded);
+	tcase_add_test(tcase, test_prefix_report);
+	suite_add_tcase(suite, tcase);
+	return kv_test_run(suite, CK_FORK_GETENV);
+}
