@@ -85,7 +85,8 @@ enum kv_status srv_ctl_api(const struct srv_ctl *ctl, const char *method, const 
 
 	if (body && !text)
 		return kv_fail(err, KV_NO_MEMORY, "no memory for a request");
-	enum kv_status status = srv_http_request(ctl->http, method, path, text, ctl->timeout_ms, &reply, err);
+	enum kv_status status =
+		srv_http_request(ctl->http, method, path, text, ctl->token, ctl->timeout_ms, &reply, err);
 
 	free(text);
 	if (status != KV_OK)
@@ -115,7 +116,8 @@ enum kv_status srv_ctl_api_text(
 	const struct srv_ctl *ctl, const char *path, char **text, struct kv_error *err)
 {
 	struct srv_http_reply reply;
-	enum kv_status status = srv_http_request(ctl->http, "GET", path, NULL, ctl->timeout_ms, &reply, err);
+	enum kv_status status =
+		srv_http_request(ctl->http, "GET", path, NULL, ctl->token, ctl->timeout_ms, &reply, err);
 
 	if (status != KV_OK)
 		return status;

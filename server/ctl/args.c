@@ -12,7 +12,16 @@
 #include "server/ctl/ctl.h"
 #include "server/ctl/http_client.h"
 
-enum { GLOBAL_ADDR, GLOBAL_HTTP, GLOBAL_JSON, GLOBAL_TIMEOUT, GLOBAL_HELP, GLOBAL_VERSION, N_GLOBALS };
+enum {
+	GLOBAL_ADDR,
+	GLOBAL_HTTP,
+	GLOBAL_TOKEN,
+	GLOBAL_JSON,
+	GLOBAL_TIMEOUT,
+	GLOBAL_HELP,
+	GLOBAL_VERSION,
+	N_GLOBALS
+};
 
 static const struct srv_arg globals[N_GLOBALS] = {
 	[GLOBAL_ADDR] = { .name = "addr",
@@ -25,6 +34,11 @@ static const struct srv_arg globals[N_GLOBALS] = {
 		.placeholder = "HOST:PORT",
 		.text = "127.0.0.1:7871",
 		.help = "control address (environment: TQKV_HTTP)" },
+	[GLOBAL_TOKEN] = { .name = "token-file",
+		.kind = SRV_ARG_TEXT,
+		.placeholder = "FILE",
+		.text = "",
+		.help = "file whose first line is the token (or in the environment: TQKV_TOKEN)" },
 	[GLOBAL_JSON] = { .name = "json", .kind = SRV_ARG_FLAG, .help = "print JSON" },
 	[GLOBAL_TIMEOUT] = { .name = "timeout-ms",
 		.kind = SRV_ARG_NUMBER,
@@ -302,6 +316,7 @@ enum kv_status srv_ctl_parse(struct srv_ctl *ctl, const struct srv_command *cons
 	if (!srv_http_address_is_valid(ctl->http))
 		return kv_fail(err, SRV_CTL_USAGE,
 			"--http: '%.60s' is not HOST:PORT with a port from 1 to 65535", ctl->http);
+	ctl->token_file = parser.globals[GLOBAL_TOKEN].text;
 	ctl->is_json = parser.globals[GLOBAL_JSON].is_given;
 	ctl->timeout_ms = (uint32_t)parser.globals[GLOBAL_TIMEOUT].number;
 	ctl->is_help = parser.globals[GLOBAL_HELP].is_given;

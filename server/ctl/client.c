@@ -31,6 +31,7 @@ enum kv_status srv_client_connect(
 		.connect_timeout_ms = ctl->timeout_ms,
 		.timeout_ms = ctl->timeout_ms,
 		.client_name = "tqkvctl",
+		.token = ctl->token[0] ? ctl->token : NULL,
 	};
 	struct tqkv_error failure;
 

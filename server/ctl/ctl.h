@@ -61,6 +61,8 @@ struct srv_command {
 struct srv_ctl {
 	const struct srv_command *command;
 	const char *addr, *http;
+	const char *token_file; /* "" = none */
+	char token[513];        /* main.c: from the file, or from the environment; "" = none */
 	uint32_t timeout_ms;
 	bool is_json;
 	bool is_help, is_version;                  /* print that and nothing else */
@@ -68,6 +70,10 @@ struct srv_ctl {
 	const char *operands[SRV_OPERANDS_MAX];
 	uint32_t n_operands;
 };
+
+/* ---- token.c ---- */
+/* Fills ctl->token: the first line of ctl->token_file, else the environment's TQKV_TOKEN, else nothing. */
+KV_MUST_CHECK enum kv_status srv_ctl_read_token(struct srv_ctl *ctl, struct kv_error *err);
 
 /* ---- args.c ---- */
 /*

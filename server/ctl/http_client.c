@@ -11,12 +11,12 @@
 
 #include "core/memory.h"
 
-#define REQUEST_HEAD_BYTES_MAX 1024u
+#define REQUEST_HEAD_BYTES_MAX 2048u /* path, address and a token of 512 bytes */
 #define RECEIVE_BYTES          16384u
 
 /* What the steps of one request share. */
 struct exchange {
-	const char *address, *method, *path, *json;
+	const char *address, *method, *path, *json, *token;
 	uint64_t deadline_ns;
 	int fd;
 };
@@ -178,9 +178,12 @@ static enum kv_status send_request(const struct exchange *exchange, struct kv_er
 	if (strcmp(exchange->method, "GET") != 0)
 		snprintf(content, sizeof(content),
 			"Content-Type: application/json\r\nContent-Length: %zu\r\n", json_bytes);
+	const bool has_token = exchange->token && exchange->token[0];
 	const int n = snprintf(head, sizeof(head),
-		"%s %s HTTP/1.1\r\nHost: %s\r\nAccept: application/json\r\nConnection: close\r\n%s\r\n",
-		exchange->method, exchange->path, exchange->address, content);
+		"%s %s HTTP/1.1\r\nHost: %s\r\nAccept: application/json\r\nConnection: close\r\n%s%s%s%s\r\n",
+		exchange->method, exchange->path, exchange->address,
+		has_token ? "Authorization: Bearer " : "", has_token ? exchange->token : "",
+		has_token ? "\r\n" : "", content);
 
 	if (n < 0 || (size_t)n >= sizeof(head))
 		return kv_fail(err, KV_BAD_ARG, "the path is too long");
@@ -230,13 +233,14 @@ static enum kv_status take_reply(
 }
 
 enum kv_status srv_http_request(const char *address, const char *method, const char *path, const char *json,
-	uint32_t timeout_ms, struct srv_http_reply *reply, struct kv_error *err)
+	const char *token, uint32_t timeout_ms, struct srv_http_reply *reply, struct kv_error *err)
 {
 	struct exchange exchange = {
 		.address = address,
 		.method = method,
 		.path = path,
 		.json = json,
+		.token = token,
 		.deadline_ns = kv_clock_now_ns(kv_clock_system()) + timeout_ms * KV_NS_PER_MS,
 		.fd = -1,
 	};

@@ -63,10 +63,12 @@ void srv_http_reply_finish(struct srv_http_reply *reply);
 /* "HOST:PORT" or "[HOST]:PORT" with a port from 1 to 65535. */
 bool srv_http_address_is_valid(const char *address);
 /*
- * Sends one request to "HOST:PORT" and waits at most timeout_ms for the whole reply. `json` NULL: no body.
+ * Sends one request to "HOST:PORT" and waits at most timeout_ms for the whole reply. `json` NULL: no body;
+ * `token` NULL or empty: none.
  * The text of a failure begins with method and address. Any code is OK here: callers look at reply->code.
  */
 KV_MUST_CHECK enum kv_status srv_http_request(const char *address, const char *method, const char *path,
-	const char *json, uint32_t timeout_ms, struct srv_http_reply *reply, struct kv_error *err);
+	const char *json, const char *token, uint32_t timeout_ms, struct srv_http_reply *reply,
+	struct kv_error *err);
 
 #endif

@@ -63,7 +63,9 @@ int main(int argc, char **argv)
 			srv_ctl_print_help(commands, KV_LENGTH(commands));
 		return EXIT_DONE;
 	}
-	status = ctl.command->run(&ctl, &err);
+	status = srv_ctl_read_token(&ctl, &err);
+	if (status == KV_OK)
+		status = ctl.command->run(&ctl, &err);
 	if (status != KV_OK)
 		return fail(&ctl, status, &err);
 	if (fflush(stdout) != 0 || ferror(stdout))

@@ -173,6 +173,26 @@ class Roles(unittest.TestCase):
             self.assertEqual([(row["name"], row["tenant"]) for row in rows], [("of-77", "77")])
             self.assertEqual(self.daemon.get("/v1/sessions?tenant=78")["sessions"], [])
 
+    def test_tqkvctl_shows_its_token(self):
+        """From a file or the environment, on both ports; never from the command line."""
+        for name, token in (("admin", ADMIN), ("read", READ)):
+            pathlib.Path(self.files, name).write_text(token + "\n")
+        command = [BUILD / "server/tqkvctl", "--addr", self.daemon.tcp, "--http", self.daemon.http]
+
+        def run(*args, token=None):
+            env = dict(os.environ, **({"TQKV_TOKEN": token} if token else {}))
+            return subprocess.run([*command, *args], capture_output=True, text=True, timeout=PATIENCE_S, env=env)
+
+        self.assertEqual(run("--token-file", f"{self.files}/admin", "info").returncode, 0)
+        self.assertEqual(run("info", token=READ).returncode, 0)
+        self.assertEqual(run("ping", "-n", "1", token=DATA).returncode, 0)
+        for done in (run("info"), run("info", token=DATA), run("ping", "-n", "1"), run("ping", "-n", "1", token=READ)):
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, "UNAUTHENTICATED|FORBIDDEN|not authenticated|not allowed")
+            self.assertNotIn(READ, done.stderr)
+        self.assertEqual(run("info", token="two\nlines-0123456789").returncode, 2)
+        self.assertEqual(run("--token-file", "/dev/null", "info").returncode, 2)
+
     def test_failed_logins_are_limited(self):
         with Daemon("--backend", "cpu", "--pool", EXACT, "--tokens-file", f"{self.files}/tokens", token=ADMIN) as daemon:
             for _ in range(10):

@@ -232,7 +232,8 @@ START_TEST(test_ctl_http_client_talks)
 	snprintf(address, sizeof(address), "127.0.0.1:%u", server.port);
 	snprintf(host, sizeof(host), "\r\nHost: %s\r\n", address);
 	ck_assert_int_eq(
-		srv_http_request(address, "POST", "/v1/pools", "{\"a\":1}", 5000, &reply, NULL), KV_OK);
+		srv_http_request(address, "POST", "/v1/pools", "{\"a\":1}", "the-token", 5000, &reply, NULL),
+		KV_OK);
 	server_stop(&server);
 	ck_assert_uint_eq(reply.code, 201);
 	ck_assert_str_eq(reply.body, "{\"name\":\"a\"}");
@@ -241,15 +242,18 @@ START_TEST(test_ctl_http_client_talks)
 	ck_assert_ptr_nonnull(strstr(server.request, host));
 	ck_assert_ptr_nonnull(strstr(server.request, "\r\nContent-Type: application/json\r\n"));
 	ck_assert_ptr_nonnull(strstr(server.request, "\r\nContent-Length: 7\r\n"));
+	ck_assert_ptr_nonnull(strstr(server.request, "\r\nAuthorization: Bearer the-token\r\n"));
 	ck_assert_ptr_nonnull(strstr(server.request, "\r\n\r\n{\"a\":1}"));
 
 	/* An empty body is an empty text, not NULL. */
 	server_start(&server, "HTTP/1.1 204 No Content\r\n\r\n");
 	snprintf(address, sizeof(address), "127.0.0.1:%u", server.port);
-	ck_assert_int_eq(srv_http_request(address, "DELETE", "/v1/pools/a", NULL, 5000, &reply, NULL), KV_OK);
+	ck_assert_int_eq(
+		srv_http_request(address, "DELETE", "/v1/pools/a", NULL, NULL, 5000, &reply, NULL), KV_OK);
 	server_stop(&server);
 	ck_assert_uint_eq(reply.code, 204);
 	ck_assert_str_eq(reply.body, "");
+	ck_assert_ptr_null(strstr(server.request, "Authorization"));
 	srv_http_reply_finish(&reply);
 	ck_assert_int_eq(strncmp(server.request, "DELETE /v1/pools/a HTTP/1.1\r\n", 29), 0);
 }
@@ -266,13 +270,14 @@ START_TEST(test_ctl_http_client_gives_up)
 
 	server_start(&server, NULL);
 	snprintf(address, sizeof(address), "127.0.0.1:%u", server.port);
-	ck_assert_int_eq(srv_http_request(address, "GET", "/livez", NULL, 50, &reply, &err), KV_UNAVAILABLE);
+	ck_assert_int_eq(
+		srv_http_request(address, "GET", "/livez", NULL, NULL, 50, &reply, &err), KV_UNAVAILABLE);
 	server_stop(&server);
 	ck_assert_ptr_nonnull(strstr(err.msg, "no reply in time"));
 	ck_assert_ptr_nonnull(strstr(err.msg, address));
 
 	ck_assert_int_eq(
-		srv_http_request(address, "GET", "/livez", NULL, 5000, &reply, &err), KV_UNAVAILABLE);
+		srv_http_request(address, "GET", "/livez", NULL, NULL, 5000, &reply, &err), KV_UNAVAILABLE);
 	ck_assert_ptr_nonnull(strstr(err.msg, "refused"));
 }
 END_TEST
@@ -286,7 +291,8 @@ START_TEST(test_ctl_http_client_checks_addresses)
 	struct kv_error err;
 
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		ck_assert_int_eq(srv_http_request(bad[i], "GET", "/", NULL, 50, &reply, &err), KV_BAD_ARG);
+		ck_assert_int_eq(
+			srv_http_request(bad[i], "GET", "/", NULL, NULL, 50, &reply, &err), KV_BAD_ARG);
 		ck_assert_ptr_nonnull(strstr(err.msg, "is not HOST:PORT"));
 	}
 }

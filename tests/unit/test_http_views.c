@@ -276,6 +276,101 @@ START_TEST(test_http_views_connections)
 }
 END_TEST
 
+/* One sequence, its group and a page of its block table; an entry whose block was given back has none. */
+START_TEST(test_http_views_sequence)
+{
+	control->sequence = (struct srv_sequence_row){ .id = 9007199254740993,
+		.length_min = 40,
+		.length_max = 48,
+		.n_blocks = 2,
+		.idle_ms = 7,
+		.memory = report };
+	control->group_idx = 1;
+	control->n_rows = 2;
+	control->rows.blocks[0] = (struct srv_block_row){ .block_idx = UINT32_MAX };
+	control->rows.blocks[1] = (struct srv_block_row){ .block_idx = 12, .n_owners = 3 };
+	control->cursor_next = 2;
+	srv_view_sequence(control, &text);
+	assert_json("{\"sequence\":{\"id\":\"9007199254740993\",\"length_min\":40,\"length_max\":48,\"n_"
+		    "blocks\":2,"
+		    "\"n_shared_blocks\":0,\"idle_ms\":7,\"is_evictable\":false," REPORT_SEQUENCE
+		    "},\"group\":1,\"blocks\":[{\"id\":null,\"n_owners\":0},{\"id\":\"12\",\"n_owners\":3}],"
+		    "\"cursor_next\":\"2\"}");
+}
+END_TEST
+
+/* A sorted list's cursor has two parts: 64-bit keys do not fit into a number that JavaScript keeps. */
+START_TEST(test_http_views_sorted_cursor)
+{
+	control->has_cursor_key_next = true;
+	control->cursor_key_next = (struct srv_session_key){ .key = UINT64_MAX, .slot_idx = 7 };
+	srv_view_sessions(control, &text);
+	assert_json("{\"sessions\":[],\"cursor_next\":\"18446744073709551615.7\"}");
+}
+END_TEST
+
+/* What operators' calls answer. */
+START_TEST(test_http_views_admin)
+{
+	control->is_passed = true;
+	control->duration_us = 12;
+	srv_view_self_test(control, &text);
+	assert_json("{\"is_passed\":true,\"reason\":null,\"duration_us\":12}");
+	srv_text_finish(&text);
+	srv_view_audit(control, &text);
+	assert_json("{\"is_clean\":true,\"difference\":null,\"duration_us\":12}");
+	srv_text_finish(&text);
+	control->is_passed = false;
+	strcpy(control->ready_reason, "known answer off");
+	strcpy(control->error.msg, "block 3: 2 owners, counted 1");
+	srv_view_self_test(control, &text);
+	assert_json("{\"is_passed\":false,\"reason\":\"known answer off\",\"duration_us\":12}");
+	srv_text_finish(&text);
+	srv_view_audit(control, &text);
+	assert_json(
+		"{\"is_clean\":false,\"difference\":\"block 3: 2 owners, counted 1\",\"duration_us\":12}");
+	srv_text_finish(&text);
+	control->gauges.n_connections = 4;
+	control->gauges.n_sessions = 3;
+	control->gauges.n_queued = 2;
+	control->gauges.n_batches_in_flight = 1;
+	srv_view_drain(control, &text);
+	assert_json("{\"status\":\"draining\",\"n_connections\":4,\"n_sessions\":3,\"n_queued\":2,"
+		    "\"n_batches_in_flight\":1}");
+	srv_text_finish(&text);
+	control->reload = (struct srv_reload){ .generation = 5, .changed = 1, .needs_restart = 2 };
+	srv_view_reload(control, &text);
+	assert_json("{\"generation\":5,\"changed\":[\"http\"],\"needs_restart\":[\"http_name\"]}");
+}
+END_TEST
+
+/* Numbers of a plan, as test_capacity.c works them out; what is not known of a device is null. */
+START_TEST(test_http_views_plan)
+{
+	control->plan = (struct srv_capacity_ask){ .token_bytes = 100,
+		.token_dense_bytes = 400,
+		.token_wire_bytes = 400,
+		.block_size = 16,
+		.n_layers = 2,
+		.context_tokens = 20,
+		.n_sessions = 3,
+		.link_bytes_per_s = 1000000,
+		.k_format = "tq4",
+		.v_format = "v4" };
+	control->gauges.arena_bytes = 16000;
+	control->info.backend = "cuda";
+	srv_view_plan(control, &text);
+	assert_json(
+		"{\"k\":\"tq4\",\"v\":\"v4\",\"token_bytes\":100,\"token_dense_bytes\":400,\"compression\":4,"
+		"\"block_size\":16,\"block_bytes\":1600,\"context_tokens\":20,\"context_blocks\":2,"
+		"\"context_bytes\":3200,\"fits\":{\"memory_bytes\":16000,\"n_blocks\":10,\"n_tokens\":160,"
+		"\"n_sessions\":5},\"asked\":{\"n_sessions\":3,\"bytes\":9600,\"does_fit\":true},"
+		"\"decode\":{\"read_bytes\":6000,\"device_bytes_per_s\":null,\"floor_us\":null,"
+		"\"tokens_per_s\":null},\"ingest\":{\"token_bytes\":400,\"link_bytes_per_s\":1000000,"
+		"\"context_us\":8000,\"all_us\":24000}}");
+}
+END_TEST
+
 /* Health answers are one word and the number behind it. */
 START_TEST(test_http_views_health)
 {
@@ -352,6 +447,10 @@ int main(void)
 	tcase_add_test(tcase, test_http_views_sessions);
 	tcase_add_test(tcase, test_http_views_session);
 	tcase_add_test(tcase, test_http_views_connections);
+	tcase_add_test(tcase, test_http_views_sequence);
+	tcase_add_test(tcase, test_http_views_sorted_cursor);
+	tcase_add_test(tcase, test_http_views_admin);
+	tcase_add_test(tcase, test_http_views_plan);
 	tcase_add_test(tcase, test_http_views_health);
 	tcase_add_test(tcase, test_http_views_problem);
 	tcase_add_test(tcase, test_http_views_are_bounded);
