@@ -119,6 +119,10 @@ enum kv_status srv_checkpoint_save(
 		return kv_fail(err, KV_BAD_ARG,
 			"session %016llx has no name: nobody could attach to it again",
 			(unsigned long long)session);
+	if (found && found->has_tables)
+		return kv_fail(err, KV_UNSUPPORTED,
+			"session %016llx has block tables of its client: they are not saved",
+			(unsigned long long)session);
 	status = prepare(checkpoint, name, true, err);
 	if (status != KV_OK)
 		return status;

@@ -98,12 +98,17 @@ static bool put_pool(struct srv_checkpoint *checkpoint)
 	return true;
 }
 
-/* Without a name nobody could attach to it again. */
+/* Without a name nobody could attach to it again; what a client's own tables mean, only that client knows. */
+static bool can_be_saved(const struct kv_session *session)
+{
+	return session->name[0] != '\0' && !session->has_tables;
+}
+
 static bool is_saved(const struct srv_checkpoint *checkpoint, const struct kv_session *session)
 {
 	if (checkpoint->session_only != 0)
 		return session->handle == checkpoint->session_only;
-	return session->name[0] != '\0' && session->opened_ns <= checkpoint->started_ns;
+	return can_be_saved(session) && session->opened_ns <= checkpoint->started_ns;
 }
 
 static bool put_session(struct srv_checkpoint *checkpoint)
@@ -113,7 +118,7 @@ static bool put_session(struct srv_checkpoint *checkpoint)
 	struct kv_session *session = kv_session_next(server->domain, &slot);
 
 	while (session && !is_saved(checkpoint, session)) {
-		checkpoint->view.n_skipped += session->name[0] == '\0';
+		checkpoint->view.n_skipped += !can_be_saved(session);
 		checkpoint->session_slot = slot;
 		session = kv_session_next(server->domain, &slot);
 	}

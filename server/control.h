@@ -127,7 +127,7 @@ struct srv_checkpoint_view {
 	char name[65];
 	enum kv_status status;                       /* once it is over */
 	char detail[300];                            /* why it failed */
-	uint32_t n_sessions, n_sequences, n_skipped; /* skipped: without a name */
+	uint32_t n_sessions, n_sequences, n_skipped; /* skipped: cannot be saved */
 	uint64_t n_blocks, n_bytes, elapsed_us;
 };
 

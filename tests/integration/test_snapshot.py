@@ -101,6 +101,21 @@ class Snapshots(unittest.TestCase):
             self.assertRegex(done.stdout, r"^restore all: 1 sessions, 3 sequences")
             self.assertEqual(outputs(client.attach("a")), before)
 
+    def test_tables_of_a_client_are_not_saved(self):
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            tables = client.open("demo", session="tables", client_tables=True, reserve_blocks=4)
+            k, v = rows(1, 20)
+            tables.update_slots(layer=0, slots=np.arange(20), k=k, v=v)
+            fill(client.open("demo", session="a"))
+            done = ctl(daemon, "snapshot", "all", "--all")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"^snapshot all: 1 sessions, 3 sequences")
+            self.assertEqual(daemon.get("/v1/snapshot")["n_skipped_sessions"], 1)
+            ids = {row["name"]: row["id"] for row in daemon.get("/v1/sessions")["sessions"]}
+            done = ctl(daemon, "snapshot", "one", "--session", ids["tables"])
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("block tables of its client", done.stderr)
+
     def test_one_session_of_several(self):
         with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
             for name in ("a", "b"):
