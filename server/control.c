@@ -68,7 +68,9 @@ static void fill_pool(const struct kv_pool *pool, struct srv_pool_row *row)
 		row->block_bytes[g] = spec->token_bytes[g] * spec->block_size;
 	}
 	kv_report_pool(pool, &row->memory);
-	row->used_bytes = row->memory.stored_bytes + row->memory.workspace_bytes - row->memory.shared_bytes;
+	row->used_bytes = row->memory.stored_bytes + row->memory.workspace_bytes + row->memory.cached_bytes -
+		row->memory.shared_bytes;
+	row->prefixes = kv_prefix_counts(pool);
 	fill_formats(pool, row);
 }
 
@@ -185,6 +187,7 @@ static void answer_whole(struct srv_server *server, struct srv_control *control)
 {
 	switch (control->kind) {
 	case SRV_CONTROL_POOLS:
+	case SRV_CONTROL_PREFIXES:
 		answer_pools(server, control);
 		break;
 	case SRV_CONTROL_OCCUPANCY:
@@ -228,6 +231,7 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 	switch (control->kind) {
 	case SRV_CONTROL_INFO:
 	case SRV_CONTROL_POOLS:
+	case SRV_CONTROL_PREFIXES:
 	case SRV_CONTROL_PLAN:
 	case SRV_CONTROL_OCCUPANCY:
 	case SRV_CONTROL_METRICS:
@@ -245,6 +249,9 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 		break;
 	case SRV_CONTROL_SESSIONS:
 		is_done = srv_control_sessions(server, control);
+		break;
+	case SRV_CONTROL_TENANTS:
+		is_done = srv_control_tenants(server, control);
 		break;
 	case SRV_CONTROL_SESSION:
 		srv_control_session(server, control);

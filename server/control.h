@@ -15,6 +15,7 @@
 #include "core/backend.h"
 #include "core/domain.h"
 #include "core/io.h"
+#include "core/prefix.h"
 #include "core/report.h"
 #include "server/capacity.h"
 #include "server/metrics.h"
@@ -34,6 +35,8 @@ enum srv_control_kind {
 	SRV_CONTROL_SESSIONS,       /* rows: session; cursor, tenant, sort */
 	SRV_CONTROL_SESSION,        /* id; rows: sequence; cursor = sequence id */
 	SRV_CONTROL_SESSION_DELETE, /* id */
+	SRV_CONTROL_TENANTS,        /* rows: tenant; cursor = the last tenant's, plus 1 */
+	SRV_CONTROL_PREFIXES,       /* rows: pool */
 	SRV_CONTROL_SEQUENCE,       /* id, sequence_id, group_idx; rows: block; cursor = table entry */
 	SRV_CONTROL_CONNECTIONS,    /* rows: connection; cursor */
 	SRV_CONTROL_METRICS,        /* counters, gauges, rows: pool */
@@ -84,6 +87,7 @@ struct srv_pool_row {
 	uint64_t block_bytes[KV_TABLES_MAX]; /* of one block, all its layers */
 	struct kv_memory_report memory;
 	uint64_t used_bytes; /* of all blocks that are not free */
+	struct kv_prefix_counts prefixes;
 	struct srv_format_row formats[SRV_POOL_FORMATS_MAX];
 	uint32_t n_formats; /* formats beyond the room are left out */
 };
@@ -100,10 +104,18 @@ struct srv_session_row {
 
 struct srv_sequence_row {
 	uint64_t id;
-	uint32_t length_min, length_max, n_blocks, n_shared_blocks;
+	uint32_t length_min, length_max, n_blocks, n_shared_blocks, n_pins;
 	uint64_t idle_ms;
 	bool is_evictable;
 	struct kv_memory_report memory;
+};
+
+/* Sums over the sessions of one tenant. */
+struct srv_tenant_row {
+	uint64_t tenant;
+	uint32_t n_sessions, n_sequences;
+	uint64_t n_tokens, stored_bytes, dense_equivalent_bytes, reserved_bytes;
+	uint64_t n_rows_in, n_rows_out, n_queries;
 };
 
 /* Entry of a block table. */
@@ -167,6 +179,7 @@ struct srv_control {
 		struct srv_sequence_row sequences[SRV_CONTROL_ROWS_MAX];
 		struct srv_connection_row connections[SRV_CONTROL_ROWS_MAX];
 		struct srv_block_row blocks[SRV_CONTROL_ROWS_MAX];
+		struct srv_tenant_row tenants[SRV_CONTROL_ROWS_MAX];
 	} rows;
 	struct srv_session_key cursor_key_next; /* sorted: where has_cursor_key_next */
 	bool has_cursor_key_next, is_passed;

@@ -142,6 +142,71 @@ bool srv_control_sessions(struct srv_server *server, struct srv_control *control
 	return false;
 }
 
+/* The row of the tenant, made where it belongs; NULL: it is on a later page. */
+static struct srv_tenant_row *tenant_row(struct srv_control *control, uint64_t tenant)
+{
+	struct srv_tenant_row *rows = control->rows.tenants;
+	uint32_t low = 0, high = control->n_rows;
+
+	while (low < high) {
+		const uint32_t middle = (low + high) / 2;
+
+		if (rows[middle].tenant < tenant)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	if (low < control->n_rows && rows[low].tenant == tenant)
+		return &rows[low];
+	if (control->n_rows == control->n_rows_max) {
+		control->is_passed = true; /* there is another page */
+		if (low == control->n_rows)
+			return NULL;
+		control->n_rows--;
+	}
+	memmove(&rows[low + 1], &rows[low], (control->n_rows - low) * sizeof(rows[0]));
+	rows[low] = (struct srv_tenant_row){ .tenant = tenant };
+	control->n_rows++;
+	return &rows[low];
+}
+
+/*
+ * The tenants with the smallest numbers from the cursor on. Every session is looked at, since a tenant's may
+ * be anywhere; a row that falls off the page is summed up again on the next one.
+ */
+bool srv_control_tenants(struct srv_server *server, struct srv_control *control)
+{
+	uint32_t slot = control->scan_slot;
+	struct kv_memory_report memory;
+
+	for (uint32_t n = 0; n < SCAN_PER_TURN; n++) {
+		const struct kv_session *session = kv_session_next(server->domain, &slot);
+
+		if (!session) {
+			if (control->is_passed)
+				control->cursor_next = control->rows.tenants[control->n_rows - 1].tenant + 1;
+			return true;
+		}
+		struct srv_tenant_row *row =
+			session->tenant >= control->cursor ? tenant_row(control, session->tenant) : NULL;
+
+		if (!row)
+			continue;
+		kv_report_session(session, &memory);
+		row->n_sessions++;
+		row->n_sequences += session->n_sequences;
+		row->n_tokens += memory.n_tokens;
+		row->stored_bytes += memory.stored_bytes;
+		row->dense_equivalent_bytes += memory.dense_equivalent_bytes;
+		row->reserved_bytes += memory.reserved_bytes;
+		row->n_rows_in += session->n_rows_in;
+		row->n_rows_out += session->n_rows_out;
+		row->n_queries += session->n_queries;
+	}
+	control->scan_slot = slot;
+	return false;
+}
+
 static void refuse(struct srv_control *control, enum kv_status status)
 {
 	control->status = kv_fail(&control->error, status, "%s", kv_status_row(status)->text);
@@ -157,6 +222,7 @@ static void fill_sequence(
 		row->n_blocks += kv_block_table_n_owned(&sequence->tables[g]);
 	row->idle_ms = (server->now_ns - sequence->used_ns) / KV_NS_PER_MS;
 	row->is_evictable = sequence->is_evictable;
+	row->n_pins = sequence->n_pins;
 	kv_report_sequence(sequence, &row->memory);
 }
 

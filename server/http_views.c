@@ -53,6 +53,15 @@ void srv_view_sum_reports(struct kv_memory_report *sum, const struct kv_memory_r
 		sum->stored_bytes ? (double)sum->dense_equivalent_bytes / (double)sum->stored_bytes : 0.0;
 }
 
+/* A Unix socket's peer is its user id; TCP peers are all one tenant unless their token says which. */
+void srv_view_tenant_id(struct srv_text *text, const char *key, uint64_t tenant)
+{
+	if (tenant == UINT64_MAX)
+		srv_text_string(text, key, "tcp");
+	else
+		srv_text_decimal_id(text, key, tenant);
+}
+
 void srv_view_cursor(struct srv_text *text, const struct srv_control *control)
 {
 	char key[48];
@@ -88,6 +97,8 @@ void srv_view_blocks(struct srv_text *text, const struct kv_block_counts *blocks
 	srv_text_u64(text, "shared", blocks->n_shared);
 	srv_text_u64(text, "draining", blocks->n_draining);
 	srv_text_u64(text, "used_max", blocks->n_used_max);
+	srv_text_u64(text, "published", blocks->n_kept);
+	srv_text_u64(text, "idle", blocks->n_idle);
 	srv_text_close(text, '}');
 }
 
@@ -100,6 +111,8 @@ void srv_view_sum_blocks(struct kv_block_counts *sum, const struct kv_block_coun
 	sum->n_draining += blocks->n_draining;
 	sum->n_reserved += blocks->n_reserved;
 	sum->n_used_max += blocks->n_used_max;
+	sum->n_kept += blocks->n_kept;
+	sum->n_idle += blocks->n_idle;
 }
 
 /* All groups of one pool added up. */

@@ -23,10 +23,12 @@ void srv_view_pool(const struct srv_control *control, struct srv_text *text);
 void srv_view_pool_created(const struct srv_control *control, struct srv_text *text);
 void srv_view_occupancy(const struct srv_control *control, struct srv_text *text);
 void srv_view_plan(const struct srv_control *control, struct srv_text *text);
-/* route_sessions.c, route_connections.c */
+/* route_sessions.c, route_tenants.c, route_prefixes.c, route_connections.c */
 void srv_view_sessions(const struct srv_control *control, struct srv_text *text);
 void srv_view_session(const struct srv_control *control, struct srv_text *text);
 void srv_view_sequence(const struct srv_control *control, struct srv_text *text);
+void srv_view_tenants(const struct srv_control *control, struct srv_text *text);
+void srv_view_prefixes(const struct srv_control *control, struct srv_text *text);
 void srv_view_connections(const struct srv_control *control, struct srv_text *text);
 /* route_health.c, route_admin.c */
 void srv_view_ready(const struct srv_control *control, struct srv_text *text);
@@ -58,6 +60,8 @@ void srv_view_blocks(struct srv_text *text, const struct kv_block_counts *blocks
 /* Over all groups. */
 struct kv_block_counts srv_view_pool_blocks(const struct srv_pool_row *pool);
 void srv_view_sum_blocks(struct kv_block_counts *sum, const struct kv_block_counts *blocks);
+/* Decimal digits; "tcp" for peers that have no number of their own. */
+void srv_view_tenant_id(struct srv_text *text, const char *key, uint64_t tenant);
 void srv_view_cursor(struct srv_text *text, const struct srv_control *control);
 uint32_t srv_view_n_pools(const struct srv_control *control);
 uint32_t srv_view_n_rows(const struct srv_control *control);

@@ -332,6 +332,7 @@ void srv_control_stop(struct srv_server *server);
 void srv_control_info(struct srv_server *server, struct srv_info *info);
 /* control_lists.c. False: goes on next turn. */
 KV_MUST_CHECK bool srv_control_sessions(struct srv_server *server, struct srv_control *control);
+KV_MUST_CHECK bool srv_control_tenants(struct srv_server *server, struct srv_control *control);
 KV_MUST_CHECK bool srv_control_session_delete(struct srv_server *server, struct srv_control *control);
 void srv_control_session(struct srv_server *server, struct srv_control *control);
 void srv_control_sequence(struct srv_server *server, struct srv_control *control);

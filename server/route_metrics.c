@@ -261,6 +261,13 @@ static void add_blocks(const struct scrape *scrape)
 	family(scrape->text, "blocks_used_max", "gauge", "most blocks that were in use at a time");
 	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_tables; i++)
 		block_sample(scrape, "blocks_used_max", pool, i, NULL, pool->blocks[i].n_used_max);
+	family(scrape->text, "blocks_published", "gauge", "blocks of published prefixes");
+	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_groups; i++)
+		block_sample(scrape, "blocks_published", pool, i, NULL, pool->blocks[i].n_kept);
+	family(scrape->text, "blocks_idle", "gauge",
+		"published blocks that no sequence has: given up when others need them");
+	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_groups; i++)
+		block_sample(scrape, "blocks_idle", pool, i, NULL, pool->blocks[i].n_idle);
 	family(scrape->text, "block_bytes", "gauge", "bytes of one block over all layers of its group");
 	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_tables; i++)
 		block_sample(scrape, "block_bytes", pool, i, NULL, pool->block_bytes[i]);
@@ -286,6 +293,31 @@ static void add_pool_memory(const struct scrape *scrape)
 		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "reserved", memory->reserved_bytes);
 		pool_sample(scrape, "pool_memory_bytes", pool, "kind", "free", memory->free_bytes);
 	}
+}
+
+static void add_prefixes(const struct scrape *scrape)
+{
+	family(scrape->text, "prefix_nodes", "gauge", "blocks of tokens that are published");
+	for_each_pool(scrape, pool)
+		pool_sample(scrape, "prefix_nodes", pool, NULL, NULL, pool->prefixes.n_nodes);
+	family(scrape->text, "prefix_nodes_total", "counter",
+		"blocks of tokens published, and why they went");
+	for_each_pool(scrape, pool)
+	{
+		pool_sample(
+			scrape, "prefix_nodes_total", pool, "event", "published", pool->prefixes.n_published);
+		pool_sample(scrape, "prefix_nodes_total", pool, "event", "evicted", pool->prefixes.n_evicted);
+		pool_sample(scrape, "prefix_nodes_total", pool, "event", "expired", pool->prefixes.n_expired);
+	}
+	family(scrape->text, "prefix_matches_total", "counter", "MATCH by outcome");
+	for_each_pool(scrape, pool)
+	{
+		pool_sample(scrape, "prefix_matches_total", pool, "outcome", "hit", pool->prefixes.n_hits);
+		pool_sample(scrape, "prefix_matches_total", pool, "outcome", "miss", pool->prefixes.n_misses);
+	}
+	family(scrape->text, "prefix_tokens_matched_total", "counter", "tokens that MATCH found");
+	for_each_pool(scrape, pool) pool_sample(
+		scrape, "prefix_tokens_matched_total", pool, NULL, NULL, pool->prefixes.n_tokens_matched);
 }
 
 static void add_pools(const struct scrape *scrape)
@@ -314,6 +346,7 @@ static void add_pools(const struct scrape *scrape)
 
 	add_blocks(scrape);
 	add_pool_memory(scrape);
+	add_prefixes(scrape);
 	for (size_t i = 0; i < KV_LENGTH(columns); i++) {
 		family(scrape->text, columns[i].name, "gauge", columns[i].help);
 		for_each_pool(scrape, pool)

@@ -10,12 +10,7 @@ static void add_session(struct srv_text *text, const char *key, const struct srv
 	srv_text_hex_id(text, "id", session->handle);
 	srv_text_string(text, "name", session->name);
 	srv_text_string(text, "pool", session->pool);
-	/* A Unix socket's peer is its user id; TCP peers are all one tenant until they can say who they are.
-	 */
-	if (session->tenant == UINT64_MAX)
-		srv_text_string(text, "tenant", "tcp");
-	else
-		srv_text_decimal_id(text, "tenant", session->tenant);
+	srv_view_tenant_id(text, "tenant", session->tenant);
 	if (session->owner_id != 0)
 		srv_text_decimal_id(text, "connection", session->owner_id);
 	else
@@ -53,6 +48,7 @@ static void add_sequence(struct srv_text *text, const char *key, const struct sr
 	srv_text_u64(text, "n_shared_blocks", sequence->n_shared_blocks);
 	srv_text_u64(text, "idle_ms", sequence->idle_ms);
 	srv_text_bool(text, "is_evictable", sequence->is_evictable);
+	srv_text_u64(text, "n_pins", sequence->n_pins);
 	srv_view_report(text, &sequence->memory, SRV_REPORT_SEQUENCE);
 	srv_text_close(text, '}');
 }

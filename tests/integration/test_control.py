@@ -151,7 +151,7 @@ class Shapes(Case):
         answer = self.get("/v1/occupancy")
         self.assertEqual([pool["name"] for pool in answer["pools"]], ["demo", "exact"])
         for pool in answer["pools"]:
-            self.assertEqual(set(pool["blocks"]), {"total", "used_max", *BLOCK_STATES})
+            self.assertEqual(set(pool["blocks"]), {"total", "used_max", "published", "idle", *BLOCK_STATES})
             self.assertEqual(set(pool["memory"]), self.POOL_MEMORY)
         exact = answer["pools"][1]
         self.assertEqual((exact["blocks"]["owned"], exact["blocks"]["reserved"]), (3, 0))

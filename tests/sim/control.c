@@ -36,6 +36,20 @@ static void check_sessions(const struct sim_world *world, const struct srv_contr
 		"%u sessions are listed, %u are open", control->n_rows, world->model.n_open);
 }
 
+/* Every open session is some tenant's, and in one place of the list only. */
+static void check_tenants(const struct sim_world *world, const struct srv_control *control)
+{
+	uint32_t n_sessions = 0;
+
+	for (uint32_t i = 0; i < control->n_rows; i++) {
+		SIM_CHECK(i == 0 || control->rows.tenants[i - 1].tenant < control->rows.tenants[i].tenant,
+			"tenants are not in order");
+		n_sessions += control->rows.tenants[i].n_sessions;
+	}
+	SIM_CHECK(control->cursor > 0 || control->cursor_next > 0 || n_sessions == world->model.n_open,
+		"tenants have %u sessions, %u are open", n_sessions, world->model.n_open);
+}
+
 /* A page of a block table: not more blocks than the sequence has. */
 static void check_sequence(const struct srv_control *control)
 {
@@ -100,7 +114,8 @@ static void done(struct srv_control *control)
 	SIM_CHECK(control->n_rows <= SRV_CONTROL_ROWS_MAX, "a snapshot of %u rows", control->n_rows);
 	/* Pools are few: all of them always. */
 	SIM_CHECK(control->n_rows <= control->n_rows_max || control->kind == SRV_CONTROL_POOLS ||
-			control->kind == SRV_CONTROL_OCCUPANCY || control->kind == SRV_CONTROL_METRICS,
+			control->kind == SRV_CONTROL_OCCUPANCY || control->kind == SRV_CONTROL_METRICS ||
+			control->kind == SRV_CONTROL_PREFIXES,
 		"a snapshot of %u rows, %u were asked for", control->n_rows, control->n_rows_max);
 	if (control->n_rows > world->maxima.n_rows)
 		world->maxima.n_rows = control->n_rows;
@@ -119,6 +134,9 @@ static void done(struct srv_control *control)
 		SIM_CHECK(control->cursor > 0 || control->cursor_next > 0 ||
 				control->n_rows == world->server->n_conns,
 			"%u connections are listed, %u are open", control->n_rows, world->server->n_conns);
+		break;
+	case SRV_CONTROL_TENANTS:
+		check_tenants(world, control);
 		break;
 	case SRV_CONTROL_SEQUENCE:
 		check_sequence(control);
@@ -148,7 +166,7 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 	static const enum srv_control_kind kinds[] = { SRV_CONTROL_INFO, SRV_CONTROL_POOLS,
 		SRV_CONTROL_OCCUPANCY, SRV_CONTROL_SESSIONS, SRV_CONTROL_SESSION, SRV_CONTROL_CONNECTIONS,
 		SRV_CONTROL_READY, SRV_CONTROL_SELF_TEST, SRV_CONTROL_POOL, SRV_CONTROL_PLAN,
-		SRV_CONTROL_SEQUENCE, SRV_CONTROL_METRICS };
+		SRV_CONTROL_SEQUENCE, SRV_CONTROL_METRICS, SRV_CONTROL_TENANTS, SRV_CONTROL_PREFIXES };
 	struct srv_control *control = &asked->control;
 
 	kv_pool_spec_destroy(control->spec);

@@ -105,13 +105,13 @@ END_TEST
 
 #define BLOCKS_0                                                                                             \
 	"\"blocks\":{\"total\":10,\"free\":2,\"reserved\":3,\"owned\":2,\"shared\":1,\"draining\":2,\"used_" \
-	"max\":7}"
+	"max\":7,\"published\":0,\"idle\":0}"
 #define BLOCKS_1                                                                                       \
 	"\"blocks\":{\"total\":20,\"free\":20,\"reserved\":0,\"owned\":0,\"shared\":0,\"draining\":0," \
-	"\"used_max\":1}"
+	"\"used_max\":1,\"published\":0,\"idle\":0}"
 #define BLOCKS_SUM                                                                                     \
 	"\"blocks\":{\"total\":30,\"free\":22,\"reserved\":3,\"owned\":2,\"shared\":1,\"draining\":2," \
-	"\"used_max\":8}"
+	"\"used_max\":8,\"published\":0,\"idle\":0}"
 #define FORMATS                                                                                        \
 	"\"formats\":[{\"format\":\"tq4\",\"rows_of\":\"k\",\"n_layers\":30,\"n_rows\":1920,\"stored_" \
 	"bytes\":1000,"                                                                                \
@@ -137,7 +137,8 @@ START_TEST(test_http_views_occupancy)
 		"b") "],\"totals\":{\"n_pools\":2,\"n_sessions\":4,"
 		     "\"n_sequences\":10,\"blocks\":{\"total\":60,\"free\":44,\"reserved\":6,\"owned\":4,"
 		     "\"shared\":2,"
-		     "\"draining\":4,\"used_max\":16},\"logical_bytes\":2254,\"used_bytes\":4508,"
+		     "\"draining\":4,\"used_max\":16,\"published\":0,\"idle\":0},\"logical_bytes\":2254,"
+		     "\"used_bytes\":4508,"
 		     "\"effective_compression\":2,\"memory\":{\"n_tokens\":128,\"dense_equivalent_"
 		     "bytes\":9016,"
 		     "\"stored_bytes\":2254,\"compression\":4,\"payload_bytes\":2000,\"norms_bytes\":200,"
@@ -155,7 +156,8 @@ START_TEST(test_http_views_occupancy_empty)
 	srv_view_occupancy(control, &text);
 	assert_json("{\"pools\":[],\"totals\":{\"n_pools\":0,\"n_sessions\":0,\"n_sequences\":0,\"blocks\":{"
 		    "\"total\":0,\"free\":0,\"reserved\":0,\"owned\":0,\"shared\":0,\"draining\":0,\"used_"
-		    "max\":0},\"logical_bytes\":0,\"used_bytes\":0,\"effective_compression\":0,"
+		    "max\":0,\"published\":0,\"idle\":0},\"logical_bytes\":0,\"used_bytes\":0,\"effective_"
+		    "compression\":0,"
 		    "\"memory\":{\"n_tokens\":0,\"dense_equivalent_bytes\":0,\"stored_bytes\":0,"
 		    "\"compression\":0,"
 		    "\"payload_bytes\":0,\"norms_bytes\":0,\"scales_bytes\":0,\"zeros_bytes\":0,\"exact_"
@@ -230,11 +232,11 @@ START_TEST(test_http_views_session)
 		.memory = report,
 	};
 	srv_view_session(control, &text);
-	assert_json("{\"session\":" SESSION(
-		"\"1000\"", "\"12\"") ",\"sequences\":[{\"id\":\"9007199254740993\","
-				      "\"length_min\":64,\"length_max\":65,\"n_blocks\":5,\"n_shared_"
-				      "blocks\":2,\"idle_ms\":11,"
-				      "\"is_evictable\":true," REPORT_SEQUENCE "}],\"cursor_next\":\"9\"}");
+	assert_json("{\"session\":" SESSION("\"1000\"",
+		"\"12\"") ",\"sequences\":[{\"id\":\"9007199254740993\","
+			  "\"length_min\":64,\"length_max\":65,\"n_blocks\":5,\"n_shared_"
+			  "blocks\":2,\"idle_ms\":11,"
+			  "\"is_evictable\":true,\"n_pins\":0," REPORT_SEQUENCE "}],\"cursor_next\":\"9\"}");
 }
 END_TEST
 
@@ -293,9 +295,55 @@ START_TEST(test_http_views_sequence)
 	srv_view_sequence(control, &text);
 	assert_json("{\"sequence\":{\"id\":\"9007199254740993\",\"length_min\":40,\"length_max\":48,\"n_"
 		    "blocks\":2,"
-		    "\"n_shared_blocks\":0,\"idle_ms\":7,\"is_evictable\":false," REPORT_SEQUENCE
+		    "\"n_shared_blocks\":0,\"idle_ms\":7,\"is_evictable\":false,\"n_pins\":0," REPORT_SEQUENCE
 		    "},\"group\":1,\"blocks\":[{\"id\":null,\"n_owners\":0},{\"id\":\"12\",\"n_owners\":3}],"
 		    "\"cursor_next\":\"2\"}");
+}
+END_TEST
+
+/* Tenants with the sums over their sessions; published prefixes of a pool. */
+START_TEST(test_http_views_tenants_and_prefixes)
+{
+	control->n_rows = 2;
+	control->rows.tenants[0] = (struct srv_tenant_row){ .tenant = 7,
+		.n_sessions = 1,
+		.n_sequences = 2,
+		.n_tokens = 3,
+		.stored_bytes = 4,
+		.dense_equivalent_bytes = 5,
+		.reserved_bytes = 6,
+		.n_rows_in = 8,
+		.n_rows_out = 9,
+		.n_queries = 10 };
+	control->rows.tenants[1] = (struct srv_tenant_row){ .tenant = UINT64_MAX };
+	srv_view_tenants(control, &text);
+	assert_json(
+		"{\"tenants\":[{\"tenant\":\"7\",\"n_sessions\":1,\"n_sequences\":2,\"n_tokens\":3,\"stored_"
+		"bytes\":4,"
+		"\"dense_equivalent_bytes\":5,\"reserved_bytes\":6,\"n_rows_in\":8,\"n_rows_out\":9,\"n_"
+		"queries\":10},"
+		"{\"tenant\":\"tcp\",\"n_sessions\":0,\"n_sequences\":0,\"n_tokens\":0,\"stored_bytes\":0,"
+		"\"dense_equivalent_bytes\":0,\"reserved_bytes\":0,\"n_rows_in\":0,\"n_rows_out\":0,\"n_"
+		"queries\":0}],"
+		"\"cursor_next\":null}");
+	srv_text_finish(&text);
+	memset(&control->rows, 0, sizeof(control->rows));
+	control->n_rows = 1;
+	fill_pool(&control->rows.pools[0], "smol");
+	control->rows.pools[0].blocks[0].n_kept = 4;
+	control->rows.pools[0].blocks[0].n_idle = 3;
+	control->rows.pools[0].prefixes = (struct kv_prefix_counts){ .n_nodes = 4,
+		.n_published = 9,
+		.n_evicted = 3,
+		.n_expired = 2,
+		.n_hits = 5,
+		.n_misses = 6,
+		.n_tokens_matched = 80 };
+	srv_view_prefixes(control, &text);
+	assert_json("{\"pools\":[{\"name\":\"smol\",\"n_nodes\":4,\"n_blocks\":4,\"n_idle_blocks\":3,"
+		    "\"cached_bytes\":0,"
+		    "\"n_published\":9,\"n_evicted\":3,\"n_expired\":2,\"n_hits\":5,\"n_misses\":6,\"n_"
+		    "tokens_matched\":80}]}");
 }
 END_TEST
 
@@ -449,6 +497,7 @@ int main(void)
 	tcase_add_test(tcase, test_http_views_connections);
 	tcase_add_test(tcase, test_http_views_sequence);
 	tcase_add_test(tcase, test_http_views_sorted_cursor);
+	tcase_add_test(tcase, test_http_views_tenants_and_prefixes);
 	tcase_add_test(tcase, test_http_views_admin);
 	tcase_add_test(tcase, test_http_views_plan);
 	tcase_add_test(tcase, test_http_views_health);
