@@ -341,7 +341,7 @@ START_TEST(test_http_views_tenants_and_prefixes)
 		.n_tokens_matched = 80 };
 	srv_view_prefixes(control, &text);
 	assert_json("{\"pools\":[{\"name\":\"smol\",\"n_nodes\":4,\"n_blocks\":4,\"n_idle_blocks\":3,"
-		    "\"cached_bytes\":0,"
+		    "\"cached_bytes\":6,"
 		    "\"n_published\":9,\"n_evicted\":3,\"n_expired\":2,\"n_hits\":5,\"n_misses\":6,\"n_"
 		    "tokens_matched\":80}]}");
 }
