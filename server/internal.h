@@ -79,7 +79,8 @@ struct srv_request {
 	uint64_t deadline_ns; /* 0 = none */
 	uint64_t header_ns, queued_ns,
 		sealed_ns; /* when the header was complete, when planned, when first sealed */
-	uint32_t copy_in_us, kernel_us, copy_out_us;
+	uint32_t copy_in_us, kernel_us, copy_out_us; /* of its batches, each once */
+	uint64_t timed_batch;                        /* the last one that is in these sums */
 	uint64_t peer_key;
 	struct kv_list_node link; /* free list, lane queue or conn->ready */
 };
@@ -193,6 +194,7 @@ struct srv_flight {
 	uint32_t n_entries;
 	bool is_sealed, is_submitted, is_done;
 	uint64_t sealed_ns;
+	uint64_t batch_number; /* from 1 on */
 };
 
 struct srv_lane {

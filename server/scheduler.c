@@ -252,7 +252,7 @@ static void submit(struct srv_server *server, struct srv_lane *lane)
 			return;
 		}
 		flight->is_submitted = true;
-		server->counters.batches++;
+		flight->batch_number = ++server->counters.batches;
 	}
 }
 
@@ -282,9 +282,13 @@ static void finish_entry(struct srv_flight *flight, const struct srv_entry *entr
 			flight->plan.batch.status != KV_OK ? flight->plan.batch.status : result->status;
 		item->layer = result->layer;
 		item->row = result->row;
-		request->copy_in_us += flight->plan.batch.copy_in_us;
-		request->kernel_us += flight->plan.batch.kernel_us;
-		request->copy_out_us += flight->plan.batch.copy_out_us;
+		/* Its items share the batch, and its time. */
+		if (request->timed_batch != flight->batch_number) {
+			request->timed_batch = flight->batch_number;
+			request->copy_in_us += flight->plan.batch.copy_in_us;
+			request->kernel_us += flight->plan.batch.kernel_us;
+			request->copy_out_us += flight->plan.batch.copy_out_us;
+		}
 	}
 	kv_item_finish(item, request->frame.layer_first, request->frame.n_layers);
 	request->n_items_done++;

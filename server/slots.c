@@ -139,6 +139,7 @@ struct srv_request *srv_request_take(
 	request->is_cancelled = request->is_expired = false;
 	request->queued_ns = request->sealed_ns = 0;
 	request->copy_in_us = request->kernel_us = request->copy_out_us = 0;
+	request->timed_batch = 0;
 	kv_sm_move(&request->sm, REQ_PAYLOAD);
 	return request;
 }

@@ -15,17 +15,21 @@ static void check(cudaError_t error)
 		kvg_bench_die("yardstick: %s", cudaGetErrorString(error));
 }
 
-static __global__ void __launch_bounds__(512) read_kernel(const uint4 *from, uint64_t n, uint32_t *sink)
+/* N loads in flight for each thread; blocks take turns on consecutive pieces. */
+template <int N> static __global__ void __launch_bounds__(1024) read_kernel(const uint4 *from, uint64_t n, uint32_t *sink)
 {
-	const uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+	const uint64_t piece = (uint64_t)N * blockDim.x;
 	uint32_t sum = 0;
 
-	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i + 3 * step < n; i += 4 * step) {
-		const uint4 a = __ldcs(from + i), b = __ldcs(from + i + step);
-		const uint4 c = __ldcs(from + i + 2 * step), d = __ldcs(from + i + 3 * step);
+	for (uint64_t at = blockIdx.x * piece + threadIdx.x; at + piece <= n + threadIdx.x; at += gridDim.x * piece) {
+		uint4 v[N];
 
-		sum ^= a.x ^ b.x ^ c.x ^ d.x ^ a.y ^ b.y ^ c.y ^ d.y;
-		sum ^= a.z ^ b.z ^ c.z ^ d.z ^ a.w ^ b.w ^ c.w ^ d.w;
+#pragma unroll
+		for (int k = 0; k < N; k++)
+			v[k] = __ldcs(from + at + (uint64_t)k * blockDim.x);
+#pragma unroll
+		for (int k = 0; k < N; k++)
+			sum ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
 	}
 	/* Never true of what lies there; the loads have to be done to find that out. */
 	if (sum == 0x12345678u)
@@ -64,11 +68,12 @@ double kvg_bench_read_rate(void)
 	check(cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device));
 	check(cudaMalloc((void **)&buffer, READ_BYTES + 16));
 	check(cudaMemset(buffer, 0x5A, READ_BYTES));
-	/* 256 and 512 threads, 1 to 8 blocks for each multiprocessor. */
-	for (int i = 0; i < 8; i++) {
-		const int per_sm = 1 << i / 2, n_threads = 256 << i % 2;
+	/* 4 and 8 loads in flight, 256 to 1024 threads, 1 to 8 blocks for each multiprocessor. */
+	for (int i = 0; i < 24; i++) {
+		const int per_sm = 1 << i % 4, n_threads = 256 << i / 4 % 3;
+		void (*const kernel)(const uint4 *, uint64_t, uint32_t *) = i < 12 ? read_kernel<4> : read_kernel<8>;
 		const double ms = best_ms(5, [&] {
-			read_kernel<<<n_sms * per_sm, n_threads>>>(
+			kernel<<<n_sms * per_sm, n_threads>>>(
 				(const uint4 *)buffer, READ_BYTES / 16, (uint32_t *)(buffer + READ_BYTES));
 		});
 

@@ -121,24 +121,23 @@ double kvg_bench_time_update(const struct kvg_rows_params *params)
 struct kvg_bench_sustained kvg_bench_sustain(const struct kvg_bench_pool *pool)
 {
 	struct kvg_bench_sustained out = { 0, 0, 0 };
+	const double once_us = kvg_bench_time(pool, KVG_BENCH_ALONE) * pool->n_waves;
+	const uint32_t n = (uint32_t)(SUSTAINED_MS * 1000.0 / once_us) + 1;
 	struct graph graph;
-	float ms = 0, all_ms = 0;
-	uint32_t n = 0;
+	float ms = 0;
 
 	capture_waves(&graph, pool, KVG_BENCH_ALONE);
-	/* Eight replays wait in the stream at any time, so nothing is between them. The last eighth is timed.
-	 */
-	while (all_ms < SUSTAINED_MS) {
-		check(cudaEventRecord(graph.begin, graph.stream), "event");
-		for (n = 0; n < 8 || (double)n * ms < SUSTAINED_MS; n++)
-			check(cudaGraphLaunch(graph.exec, graph.stream), "replay");
-		check(cudaEventRecord(graph.end, graph.stream), "event");
-		while (cudaEventQuery(graph.end) == cudaErrorNotReady)
-			kvg_bench_device_state(&out.clock_mhz, &out.power_w);
-		check(cudaEventElapsedTime(&all_ms, graph.begin, graph.end), "event");
-		ms = all_ms / (float)n;
+	/* All replays wait in the stream, so nothing is between them; the second half is timed. */
+	for (uint32_t i = 0; i < n; i++) {
+		if (i == n / 2)
+			check(cudaEventRecord(graph.begin, graph.stream), "event");
+		check(cudaGraphLaunch(graph.exec, graph.stream), "replay");
 	}
-	out.us = (double)ms * 1000.0 / pool->n_waves;
+	check(cudaEventRecord(graph.end, graph.stream), "event");
+	while (cudaEventQuery(graph.end) == cudaErrorNotReady)
+		kvg_bench_device_state(&out.clock_mhz, &out.power_w);
+	check(cudaEventElapsedTime(&ms, graph.begin, graph.end), "event");
+	out.us = (double)ms * 1000.0 / (n - n / 2) / pool->n_waves;
 	graph_destroy(&graph);
 	return out;
 }

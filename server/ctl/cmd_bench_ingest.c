@@ -24,7 +24,7 @@ static const struct srv_arg args[N_ARGS] = {
 	[ARG_TOKENS] = { .name = "tokens",
 		.kind = SRV_ARG_NUMBER,
 		.placeholder = "N",
-		.number = 512,
+		.number = 192,
 		.min = 1,
 		.max = 65536,
 		.help = "tokens of a frame" },

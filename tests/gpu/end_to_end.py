@@ -17,7 +17,7 @@ tqkvd, tqkvctl = sys.argv[1:3]
 
 def control(folder, http, *words):
 	"""Runs one command of tqkvctl against the daemon; returns its JSON."""
-	command = [tqkvctl, "--addr", f"unix:{folder}/tqkvd.sock", "--http", http, "--json", "--timeout", "60000", *words]
+	command = [tqkvctl, "--addr", f"unix:{folder}/tqkvd.sock", "--http", http, "--json", "--timeout-ms", "60000", *words]
 	done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 	if done.returncode != 0:
 		sys.exit(f"{' '.join(words)}: {done.stderr}")
