@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 import unittest
+import urllib.error
 import urllib.request
 
 import engine as engines
@@ -39,6 +40,9 @@ COPY tqkv.sysusers /usr/lib/sysusers.d/tqkv.conf
 COPY short-watchdog.conf /etc/systemd/system/tqkvd.service.d/
 RUN mkdir -m 0755 /etc/tqkv && systemctl enable tqkvd && systemctl set-default multi-user.target
 COPY tqkvd.json /etc/tqkv/
+COPY --chmod=0600 tokens /etc/tqkv/
+COPY --chmod=0600 admin /root/
+ENV TQKV_TOKEN_FILE=/root/admin
 STOPSIGNAL SIGRTMIN+3
 HEALTHCHECK NONE
 ENTRYPOINT ["/lib/systemd/systemd"]
@@ -101,8 +105,10 @@ class Containers(unittest.TestCase):
         for target in ("cpu", "demo"):
             engine.docker("build", "--network=host", "--file", DEPLOY / "Dockerfile", "--target", target, "--build-arg",
                           f"COMMIT={COMMIT}", "--tag", f"tqkv-{target}:test", ROOT, timeout=540)
+        cls.secrets = pathlib.Path(os.environ["TQKV_SCRATCH"]) / "secrets"
+        engine.run("bash", DEPLOY / "make-tokens", cls.secrets)
         cls.data_port, cls.http_port, cls.prometheus_port, cls.grafana_port = free_ports(4)
-        engine.env.update(TQKV_IMAGE="tqkv-cpu:test", TQKV_DEMO_IMAGE="tqkv-demo:test", TQKV_MEMORY="256MiB",
+        engine.env.update(TQKV_SECRETS=str(cls.secrets), TQKV_IMAGE="tqkv-cpu:test", TQKV_DEMO_IMAGE="tqkv-demo:test", TQKV_MEMORY="256MiB",
                           TQKV_DEMO_PAUSE_S="0", TQKV_DATA_PORT=str(cls.data_port), TQKV_HTTP_PORT=str(cls.http_port),
                           TQKV_PROMETHEUS_PORT=str(cls.prometheus_port), TQKV_GRAFANA_PORT=str(cls.grafana_port))
 
@@ -128,9 +134,20 @@ class Containers(unittest.TestCase):
     def logs(self, service):
         return self.compose("logs", "--no-color", service).stdout
 
-    def http(self, path, port=None):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port or self.http_port}{path}", timeout=10) as reply:
+    def http(self, path, port=None, role="read", method="GET"):
+        request = urllib.request.Request(f"http://127.0.0.1:{port or self.http_port}{path}", method=method)
+        if role and not port:
+            request.add_header("Authorization", f"Bearer {self.token(role)}")
+        with urllib.request.urlopen(request, timeout=10) as reply:
             return reply.read().decode()
+
+    def token(self, role):
+        return (self.secrets / role).read_text().strip()
+
+    def ctl(self, *arguments, role="admin"):
+        """tqkvctl from this machine, through the published ports."""
+        return [BUILD / "server/tqkvctl", "--addr", f"tcp:127.0.0.1:{self.data_port}", "--http",
+                f"127.0.0.1:{self.http_port}", *(["--token-file", self.secrets / role] if role else []), *arguments]
 
     def metrics(self):
         lines = [line for line in self.http("/metrics").splitlines() if not line.startswith("#")]
@@ -140,10 +157,7 @@ class Containers(unittest.TestCase):
         return len(re.findall(r"demo: replay \d+ is right", self.logs("demo")))
 
     def replay(self):
-        """From this machine, through the published ports."""
-        done = subprocess.run([BUILD / "server/tqkvctl", "--addr", f"tcp:127.0.0.1:{self.data_port}", "--http",
-                               f"127.0.0.1:{self.http_port}", "replay", CAPTURE], capture_output=True, text=True,
-                              timeout=120)
+        done = subprocess.run(self.ctl("replay", CAPTURE), capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("accounts add up", done.stdout)
 
@@ -226,6 +240,40 @@ class Containers(unittest.TestCase):
         self.assertEqual(self.engine.docker("exec", container["Id"], "stat", "-c", "%a", "/run/tqkv/tqkvd.sock").stdout,
                          "660\n")
 
+    def test_3_tokens(self):
+        """Nobody without a token, each role its part, on both published ports; new tokens by a reload; the log names no token."""
+        for role, path, method, code in ((None, "/metrics", "GET", 401), ("data", "/metrics", "GET", 403),
+                                         ("read", "/v1/pools/demo", "DELETE", 403), (None, "/readyz", "GET", 200),
+                                         ("read", "/v1/config", "GET", 200)):
+            try:
+                self.http(path, role=role, method=method)
+                got = 200
+            except urllib.error.HTTPError as error:
+                got = error.code
+            self.assertEqual(got, code, (role, path, method))
+        for role, is_let_in in ((None, False), ("read", False), ("data", True)):
+            done = subprocess.run(self.ctl("ping", role=role), capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode == 0, is_let_in, (role, done.stderr))
+        # Written in place: what is mounted is this very file.
+        old, new = self.token("read"), "0123456789abcdef" * 2
+        table = (self.secrets / "tokens").read_text()
+        (self.secrets / "tokens").write_text(table.replace(old, new))
+        self.compose("kill", "-s", "SIGHUP", "tqkvd")
+
+        def is_refused():
+            try:
+                self.http("/v1/config")
+            except urllib.error.HTTPError as error:
+                return error.code == 401
+            return False
+        wait_for("the old token's end", is_refused)
+        (self.secrets / "read").write_text(new)
+        self.http("/v1/config")
+        logs = self.logs("tqkvd")
+        for role in ("data", "read", "admin"):
+            self.assertNotIn(self.token(role), logs)
+        self.assertNotIn(old, logs)
+
     def test_4_restarts_under_load(self):
         """A restart, and a crash that the engine restarts from: the old socket is no obstacle, the demo goes on."""
         failures, stop = [], threading.Event()
@@ -234,8 +282,7 @@ class Containers(unittest.TestCase):
             # Each may fail while the daemon is away; what counts is that it always ends by itself.
             while not stop.is_set():
                 try:
-                    subprocess.run([BUILD / "server/tqkvctl", "--addr", f"tcp:127.0.0.1:{self.data_port}", "--http",
-                                    f"127.0.0.1:{self.http_port}", "replay", CAPTURE], capture_output=True, timeout=120)
+                    subprocess.run(self.ctl("replay", CAPTURE), capture_output=True, timeout=120)
                 except subprocess.TimeoutExpired as error:
                     failures.append(error)
                 time.sleep(0.1)
@@ -340,7 +387,9 @@ class Containers(unittest.TestCase):
         for name in ("tqkvd.service", "tqkv.sysusers"):
             shutil.copy(DEPLOY / name, folder)
         (folder / "short-watchdog.conf").write_text("[Service]\nWatchdogSec=2\n")
-        (folder / "tqkvd.json").write_text('{"memory": "64MiB"}\n')
+        (folder / "tqkvd.json").write_text('{"memory": "64MiB", "tokens_file": "credential:tokens"}\n')
+        for name in ("tokens", "admin"):
+            shutil.copy(self.secrets / name, folder)
         self.engine.docker("build", "--network=host", "--tag", "tqkv-systemd", folder)
         # What systemd needs to be process 1, without the rights that not every machine has to give.
         self.engine.docker("run", "--detach", "--name=machine", "--cap-add=SYS_ADMIN", "--security-opt=seccomp=unconfined",
@@ -368,6 +417,15 @@ class Containers(unittest.TestCase):
         io = info.get("info", info)["io"]
         self.assertEqual(io, "io_uring" if host_has_io_uring() else "epoll")
         self.assertIn("accounts add up", inside("tqkvctl", "replay", "/usr/share/tqkv/demo.safetensors").stdout)
+        # A reload that is right, and one that is not: the daemon goes on as it was.
+        inside("sh", "-c", "sed -i s/64MiB/64MiB\\",\\"log_level\\":\\"debug/ /etc/tqkv/tqkvd.json")
+        inside("systemctl", "reload", "tqkvd")
+        wait_for("the reload", lambda: "configuration reloaded" in inside("journalctl", "--unit=tqkvd").stdout)
+        inside("sh", "-c", "echo nonsense >>/etc/tqkv/tqkvd.json")
+        inside("systemctl", "reload", "tqkvd")
+        wait_for("the refusal", lambda: "reload refused" in inside("journalctl", "--unit=tqkvd").stdout)
+        inside("sed", "-i", "/nonsense/d", "/etc/tqkv/tqkvd.json")
+        self.assertEqual(unit()["MainPID"], pid)
         # A loop that stands still.
         inside("systemctl", "kill", "--signal=STOP", "tqkvd")
         after = wait_for("the watchdog", lambda: unit().get("NRestarts") == "1" and unit()["SubState"] == "running" and unit())

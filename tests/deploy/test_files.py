@@ -71,6 +71,8 @@ class Compose(unittest.TestCase):
                 else:
                     self.assertIn(source, self.top["volumes"])
         for name in ("tqkvd", "tqkvd-gpu"):
+            self.assertEqual(self.services[name]["secrets"], ["tokens"])
+            self.assertNotIn("TQKV_INSECURE", self.services[name]["environment"])
             self.assertIn("seccomp=${TQKV_SECCOMP:-./seccomp-io_uring.json}", self.services[name]["security_opt"])
 
     def test_profiles_are_complete(self):

@@ -27,7 +27,7 @@ class Prometheus:
     def __init__(self, folder, target):
         shutil.copytree(DEPLOY / "prometheus", folder)
         path = folder / "prometheus.yaml"
-        text = path.read_text().replace("tqkvd:7871", target).replace("scrape_interval: 5s", "scrape_interval: 1s")
+        text = path.read_text().replace("tqkvd:7872", target).replace("scrape_interval: 5s", "scrape_interval: 1s")
         path.write_text(text.replace("evaluation_interval: 5s", "evaluation_interval: 1s"))
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"

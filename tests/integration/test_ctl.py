@@ -337,6 +337,34 @@ class Replay(WithDaemon):
         self.assertIn("interrupted", text)
 
 
+class Tokens(unittest.TestCase):
+    """A daemon that wants to know who asks, on both addresses."""
+
+    TOKENS = {"data": "data-token-0123456789", "read": "read-token-0123456789", "admin": "admin-token-0123456789"}
+
+    def test_each_command_needs_its_role(self):
+        with tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+            files = {role: pathlib.Path(folder) / role for role in self.TOKENS}
+            for role, path in files.items():
+                path.write_text(self.TOKENS[role] + "\n")
+            table = pathlib.Path(folder) / "tokens"
+            table.write_text("".join(f"{role} {role}-name {token}\n" for role, token in self.TOKENS.items()))
+            with Daemon("--pool", DEMO, "--tokens-file", table, token=self.TOKENS["admin"]) as daemon:
+                # By TCP: on the Unix socket the kernel says who asks (unix_uids).
+                where = ("--addr", daemon.tcp, "--http", daemon.http)
+                for command, roles in ((["info"], ("read", "admin")), (["ping"], ("data", "admin")),
+                                       (["replay", CAPTURE], ("admin",))):
+                    self.assertEqual(run(*where, *command).returncode, 1, command)
+                    for role, path in files.items():
+                        done = run(*where, "--token-file", path, *command)
+                        self.assertEqual(done.returncode, 0 if role in roles else 1, (command, role, done.stderr))
+                        self.assertNotIn(self.TOKENS[role], done.stdout + done.stderr)
+                env = dict(os.environ, TQKV_TOKEN=self.TOKENS["read"])
+                self.assertEqual(run(*where, "info", env=env).returncode, 0)
+                # Health is everybody's to ask.
+                self.assertEqual(run(*where, "ready").returncode, 0)
+
+
 class CommandLine(unittest.TestCase):
     def commands(self):
         text = run("--help").stdout
