@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -15,6 +16,7 @@ import urllib.error
 import urllib.request
 
 import engine as engines
+import frames
 
 ROOT = pathlib.Path(os.environ["KV_SOURCE_ROOT"])
 BUILD = pathlib.Path(os.environ["TQKV_BUILD"])
@@ -31,7 +33,8 @@ WORKDIR /prometheus
 ENTRYPOINT ["prometheus"]
 """
 
-# A machine with systemd as process 1, with the programs and files as meson and deploy/README.md put them.
+# A machine with systemd as process 1, with the programs and files as meson and deploy/README.md put them. Credentials are
+# mounted, and seen by the service only where mounts are shared, as systemd makes them outside of containers.
 SYSTEMD = """FROM tqkv-demo:test
 USER 0:0
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd procps >/dev/null
@@ -45,7 +48,7 @@ COPY --chmod=0600 admin /root/
 ENV TQKV_TOKEN_FILE=/root/admin
 STOPSIGNAL SIGRTMIN+3
 HEALTHCHECK NONE
-ENTRYPOINT ["/lib/systemd/systemd"]
+ENTRYPOINT ["/bin/sh", "-c", "mount --make-rshared / && exec /lib/systemd/systemd"]
 """
 
 
@@ -311,6 +314,33 @@ class Containers(unittest.TestCase):
         n_replays = self.n_replays()
         wait_for("the demo's next replay", lambda: self.n_replays() > n_replays)
 
+    def test_4_snapshot_over_a_restart(self):
+        """A stop writes what named sessions hold into the volume, and the next start has it again."""
+        self.compose("stop", "demo")
+        raw = frames.Raw(f"tcp:127.0.0.1:{self.data_port}")
+        self.addCleanup(raw.close)
+        self.assertEqual(raw.call(frames.hello(token=self.token("data").encode())).status, 0)
+        session = raw.open(b"demo", name=b"kept", lease_ms=3600000)
+        row = struct.pack("<128f", *[0.25 * i - 16 for i in range(128)])
+        self.assertEqual(raw.call(frames.rows(frames.APPEND, session, [(9, 0, 3, 0, 1)], k=row * 3, v=row * 3)).status, 0)
+
+        # One sequence of three tokens: K and V rows of two heads, tq4 in 36 bytes each.
+        stored_bytes = 3 * 2 * 2 * 36
+
+        def held():
+            sessions = json.loads(self.http("/v1/sessions"))["sessions"]
+            return [(one["pool"], one["n_sequences"], one["memory"]["stored_bytes"]) for one in sessions]
+        # The demo that was stopped left nothing, either.
+        self.assertEqual(held(), [("demo", 1, stored_bytes)])
+        boot_id = self.boot_id()
+        self.compose("restart", "tqkvd")
+        wait_for("health after a restart", lambda: self.health() == "healthy")
+        self.assertNotEqual(self.boot_id(), boot_id)
+        self.assertEqual(held(), [("demo", 1, stored_bytes)])
+        self.compose("start", "demo")
+        n_replays = self.n_replays()
+        wait_for("the demo's next replay", lambda: self.n_replays() > n_replays)
+
     def test_5_drain_and_down(self):
         """SIGTERM under load ends the daemon with 0 after it answered; down -v leaves no container, volume or network."""
         ids = {service: self.container(service)["Id"] for service in ("tqkvd", "demo", "prometheus")}
@@ -418,7 +448,7 @@ class Containers(unittest.TestCase):
         self.assertEqual(io, "io_uring" if host_has_io_uring() else "epoll")
         self.assertIn("accounts add up", inside("tqkvctl", "replay", "/usr/share/tqkv/demo.safetensors").stdout)
         # A reload that is right, and one that is not: the daemon goes on as it was.
-        inside("sh", "-c", "sed -i s/64MiB/64MiB\\",\\"log_level\\":\\"debug/ /etc/tqkv/tqkvd.json")
+        inside("sed", "-i", "s/{/{\"log_level\": \"debug\", /", "/etc/tqkv/tqkvd.json")
         inside("systemctl", "reload", "tqkvd")
         wait_for("the reload", lambda: "configuration reloaded" in inside("journalctl", "--unit=tqkvd").stdout)
         inside("sh", "-c", "echo nonsense >>/etc/tqkv/tqkvd.json")
