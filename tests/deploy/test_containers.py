@@ -45,7 +45,6 @@ RUN mkdir -m 0755 /etc/tqkv && systemctl enable tqkvd && systemctl set-default m
 COPY tqkvd.json /etc/tqkv/
 COPY --chmod=0600 tokens /etc/tqkv/
 COPY --chmod=0600 admin /root/
-ENV TQKV_TOKEN_FILE=/root/admin
 STOPSIGNAL SIGRTMIN+3
 HEALTHCHECK NONE
 ENTRYPOINT ["/bin/sh", "-c", "mount --make-rshared / && exec /lib/systemd/systemd"]
@@ -434,6 +433,7 @@ class Containers(unittest.TestCase):
             text = inside("systemctl", "show", "tqkvd", check=False).stdout
             return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
+        ctl = ("tqkvctl", "--token-file", "/root/admin")
         started = wait_for("the unit", lambda: unit().get("SubState") == "running" and unit())
         pid = started["MainPID"]
         self.assertEqual((started["Type"], started["NRestarts"]), ("notify", "0"))
@@ -443,10 +443,10 @@ class Containers(unittest.TestCase):
         for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
             self.assertIn(line, status)
         self.assertEqual(inside("stat", "-c", "%U %G %a", "/run/tqkv/tqkvd.sock").stdout, "tqkv tqkv 660\n")
-        info = json.loads(inside("tqkvctl", "--json", "info").stdout)
+        info = json.loads(inside(*ctl, "--json", "info").stdout)
         io = info.get("info", info)["io"]
         self.assertEqual(io, "io_uring" if host_has_io_uring() else "epoll")
-        self.assertIn("accounts add up", inside("tqkvctl", "replay", "/usr/share/tqkv/demo.safetensors").stdout)
+        self.assertIn("accounts add up", inside(*ctl, "replay", "/usr/share/tqkv/demo.safetensors").stdout)
         # A reload that is right, and one that is not: the daemon goes on as it was.
         inside("sed", "-i", "s/{/{\"log_level\": \"debug\", /", "/etc/tqkv/tqkvd.json")
         inside("systemctl", "reload", "tqkvd")
