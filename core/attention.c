@@ -37,7 +37,7 @@ static double center_product(
 	return kv_row_codec_score(input->k_codec, q_prepared, expanded);
 }
 
-static void finish_query(const struct kv_attention_input *input, double *acc, double factor, float *out)
+void kv_attention_finish(const struct kv_attention_input *input, double *acc, double factor, float *out)
 {
 	const struct kv_row_codec *codec = input->v_codec;
 
@@ -198,7 +198,7 @@ static void take_tokens(const struct kv_attention_input *input, const struct kv_
 }
 
 /* Adds the sink to the denominator; returns what the weighted sum is multiplied by. */
-static double close_softmax(const float *sink, double *max, double *sum)
+double kv_attention_close(const float *sink, double *max, double *sum)
 {
 	double shrink = 1;
 
@@ -210,6 +210,13 @@ static double close_softmax(const float *sink, double *max, double *sum)
 		*max = top;
 	}
 	return shrink / *sum;
+}
+
+double kv_attention_prepare(
+	const struct kv_attention_input *input, const float *q, double *q_prepared, double *work)
+{
+	begin_query(input, q, q_prepared);
+	return center_product(input, q, q_prepared, work);
 }
 
 /* One pass over the rows for queries [query_first, query_first + n_queries). */
@@ -225,13 +232,12 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 		const float *q = input->q + (size_t)(query_first + n) * k_dim;
 		double *q_prepared = scratch->q_prepared + (size_t)n * input->k_codec->prepared_dim;
 
-		begin_query(input, q, q_prepared);
+		scratch->logit_offset[n] =
+			(double)options->scale * kv_attention_prepare(input, q, q_prepared, scratch->work);
 		if (input->exact_k_codec) {
 			begin_exact(input, q, q_prepared, scratch, scratch->q_exact + (size_t)n * k_dim);
 			memset(scratch->acc_exact + (size_t)n * v_dim, 0, v_dim * sizeof(double));
 		}
-		scratch->logit_offset[n] =
-			(double)options->scale * center_product(input, q, q_prepared, scratch->work);
 		scratch->max[n] = -INFINITY;
 		scratch->sum[n] = 0;
 	}
@@ -239,10 +245,10 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 	take_tokens(input, options, query_first, n_queries, input->tokens.lo, input->tokens.hi, scratch);
 	for (uint32_t n = 0; n < n_queries; n++) {
 		const size_t query_idx = query_first + n;
-		const double factor = close_softmax(options->sinks ? options->sinks + query_idx : NULL,
+		const double factor = kv_attention_close(options->sinks ? options->sinks + query_idx : NULL,
 			&scratch->max[n], &scratch->sum[n]);
 
-		finish_query(input, scratch->acc + n * acc_length, factor, out + query_idx * v_dim);
+		kv_attention_finish(input, scratch->acc + n * acc_length, factor, out + query_idx * v_dim);
 		if (input->exact_k_codec)
 			finish_exact(input, scratch->acc_exact + (size_t)n * v_dim, factor, scratch,
 				out + query_idx * v_dim);

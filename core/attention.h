@@ -146,6 +146,20 @@ void kv_attention_rows(const struct kv_attention_input *input, const struct kv_a
 	struct kv_attention_scratch *scratch, float *out, float *lse);
 
 /*
+ * The parts of it that do not depend on how rows are multiplied, for other implementations. prepare: query in
+ * the basis of the K rows, prepared_dim numbers; returns <q, k_center>, using up `work` (prepared_dim
+ * numbers). finish: acc, prepared_dim numbers in the basis of the V rows, which it uses up, times `factor`.
+ */
+double kv_attention_prepare(
+	const struct kv_attention_input *input, const float *q, double *q_prepared, double *work);
+void kv_attention_finish(const struct kv_attention_input *input, double *acc, double factor, float *out);
+/*
+ * Adds a sink (NULL: none) to the softmax with this maximum and sum; returns what the weighted sum is
+ * multiplied by. The sum is 0 and the maximum -infinity when no token was seen; there must be a sink then.
+ */
+double kv_attention_close(const float *sink, double *max, double *sum);
+
+/*
  * The same in float64 over plain float rows, in another way (two passes, rows as they are), to measure
  * against. Row t begins at k + t * k_stride and v + t * v_stride (in floats). k NULL: all keys are zero, the
  * control beside every figure of quality. out[v_dim].

@@ -1,7 +1,6 @@
 /*
- * Batches wait in a queue and are run one at a time, in order; the workers share the tasks of the current
- * phase. Whoever finishes the last task of a phase opens the next one, so there is no coordinating thread and
- * no barrier to sleep at. Jobs have a thread of their own: a long one must not delay batches.
+ * The interface of the CPU backend, its memory and its threads. Jobs have a thread of their own: a long one
+ * must not delay batches.
  *
  * One mutex guards everything but the tasks themselves. The eventfd is written when a batch or a job is
  * finished.
@@ -10,17 +9,13 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "core/batch_queue.h"
-#include "core/batch_run.h"
-#include "core/checked.h"
-#include "core/clock.h"
+#include "core/backend_cpu_internal.h"
 #include "core/memory.h"
 #include "core/row_kernels.h"
 #include "core/system_memory.h"
@@ -28,16 +23,12 @@
 #define PAGE_BYTES  4096u
 #define JOBS_MAX    16u
 #define STACK_BYTES (512u * 1024) /* the deepest call needs about 8 KiB; work memory is not on the stack */
-#define CHUNKS_EACH 4u /* pieces of a phase per worker: few locks, and still even when tasks differ */
-/* Of kv_batch_n_rows(): about 110 us of work at 64 channels. Waking a thread costs 10 to 50 us. */
-#define ROWS_PER_HELPER 8192u
 /*
  * About 55 us at 64 channels. Handing a batch to a worker and back took 17 us more than running it in
  * submit() on two cores that were awake (APPEND_DECODE of 64 tokens: 44 us instead of 27), and a batch of
  * 7700 rows still took 1.6 times as long. But while the caller computes, it answers nobody.
  */
 #define ROWS_INLINE 4096u
-#define CHUNK_MAX   256u /* tasks; how long the others may have to wait for the last chunk */
 
 #if defined(__x86_64__)
 #define ARCHITECTURE "x86-64"
@@ -47,218 +38,15 @@
 #define ARCHITECTURE "generic"
 #endif
 
-struct kv_backend_pool {
-	struct kv_batch_pages pages;
-};
-
-struct worker {
-	struct cpu_backend *backend;
-	pthread_t thread;
-	bool is_started;
-	struct kv_batch_scratch *scratch;
-};
-
-struct cpu_backend {
-	struct kv_backend base;
-	uint32_t n_threads;
-	struct worker *workers; /* [n_threads] */
-	struct worker job_worker;
-	int event_fd;
-	uint8_t *arena;
-	uint64_t arena_bytes;
-	bool has_lock;
-	pthread_mutex_t mutex; /* guards all below */
-	pthread_cond_t work, job_work;
-	bool is_ending;
-	struct kv_batch_queue waiting, finished;
-	struct kv_job_queue jobs_waiting, jobs_finished;
-	uint32_t n_jobs_waiting;
-	uint32_t n_idle; /* workers that sleep */
-	/* The batch that is being run, NULL if none. */
-	struct kv_batch *active;
-	uint64_t active_start_ns;
-	enum kv_batch_phase phase;
-	uint64_t n_tasks, next_task, chunk; /* of the phase */
-	uint32_t n_running;                 /* workers inside a chunk */
-	bool is_inline;                     /* the active batch runs inside submit() */
-	uint64_t inline_rows_max;           /* set before the first submit() */
-	struct kv_batch_scratch *inline_scratch;
-};
-
-static struct cpu_backend *from_base(struct kv_backend *backend)
+static struct kv_cpu_backend *from_base(struct kv_backend *backend)
 {
-	return kv_container_of(backend, struct cpu_backend, base);
-}
-
-static void lock(struct cpu_backend *cpu)
-{
-	KV_ASSERT(pthread_mutex_lock(&cpu->mutex) == 0);
-}
-
-static void unlock(struct cpu_backend *cpu)
-{
-	KV_ASSERT(pthread_mutex_unlock(&cpu->mutex) == 0);
-}
-
-static void signal_event(struct cpu_backend *cpu)
-{
-	const uint64_t one = 1;
-
-	/* Fails only when the counter is full, and then the descriptor is readable anyway. */
-	(void)!write(cpu->event_fd, &one, sizeof(one));
-}
-
-/* ---- running batches; all with the lock held ---- */
-
-/* One helper per so much work, none for less: see ROWS_PER_HELPER. This worker takes part itself. */
-static void wake_helpers(struct cpu_backend *cpu)
-{
-	const uint64_t n_chunks = (cpu->n_tasks + cpu->chunk - 1) / cpu->chunk;
-	uint64_t n_helpers =
-		kv_batch_n_rows(&cpu->active->pool->pages, cpu->active, cpu->phase) / ROWS_PER_HELPER;
-
-	if (cpu->is_inline)
-		return;
-	if (n_helpers > n_chunks - 1)
-		n_helpers = n_chunks - 1;
-	if (n_helpers > cpu->n_idle)
-		n_helpers = cpu->n_idle;
-	for (uint64_t i = 0; i < n_helpers; i++)
-		pthread_cond_signal(&cpu->work);
-}
-
-/* Opens phases until one has tasks; false when the batch is through. */
-static bool open_phase(struct cpu_backend *cpu, int phase)
-{
-	const struct kv_batch_pages *pages = &cpu->active->pool->pages;
-	const uint32_t n_workers = cpu->n_threads > 0 ? cpu->n_threads : 1;
-
-	for (; phase < KV_PHASES; phase++) {
-		cpu->phase = (enum kv_batch_phase)phase;
-		cpu->n_tasks = kv_batch_n_tasks(pages, cpu->active, cpu->phase);
-		cpu->next_task = 0;
-		if (cpu->n_tasks == 0)
-			continue;
-		cpu->chunk = cpu->n_tasks / ((uint64_t)n_workers * CHUNKS_EACH);
-		if (cpu->chunk > CHUNK_MAX)
-			cpu->chunk = CHUNK_MAX;
-		if (cpu->chunk == 0)
-			cpu->chunk = 1;
-
-		wake_helpers(cpu);
-		return true;
-	}
-	return false;
-}
-
-static void finish_batch(struct cpu_backend *cpu)
-{
-	struct kv_batch *batch = cpu->active;
-
-	kv_batch_end(&batch->pool->pages, batch);
-	batch->status = KV_OK;
-	batch->copy_in_us = batch->copy_out_us = 0; /* everything lies where it is used */
-	batch->kernel_us =
-		(uint32_t)((kv_clock_now_ns(kv_clock_system()) - cpu->active_start_ns) / KV_NS_PER_US);
-	cpu->active = NULL;
-	kv_batch_push(&cpu->finished, batch);
-	if (!cpu->is_inline)
-		signal_event(cpu);
-}
-
-/* True when there is something for a worker to take from the active batch. */
-static bool has_task(struct cpu_backend *cpu)
-{
-	while (!cpu->active) {
-		cpu->active = kv_batch_pop(&cpu->waiting);
-		if (!cpu->active)
-			return false;
-		cpu->active_start_ns = kv_clock_now_ns(kv_clock_system());
-		if (!open_phase(cpu, 0))
-			finish_batch(cpu);
-	}
-	return cpu->next_task < cpu->n_tasks;
-}
-
-/* Takes a chunk, runs it without the lock, and moves the batch on if it was the last of its phase. */
-static void run_chunk(struct cpu_backend *cpu, struct kv_batch_scratch *scratch)
-{
-	struct kv_batch *batch = cpu->active;
-	const enum kv_batch_phase phase = cpu->phase;
-	const uint64_t first = cpu->next_task;
-	const uint64_t end = cpu->n_tasks - first < cpu->chunk ? cpu->n_tasks : first + cpu->chunk;
-
-	cpu->next_task = end;
-	cpu->n_running++;
-	unlock(cpu);
-	for (uint64_t i = first; i < end; i++) {
-		const struct kv_finding finding =
-			kv_batch_run_task(&batch->pool->pages, batch, phase, i, scratch);
-
-		if (finding.result.status == KV_OK)
-			continue;
-		lock(cpu);
-		kv_batch_merge(batch, &finding);
-		unlock(cpu);
-	}
-	lock(cpu);
-	cpu->n_running--;
-	if (cpu->next_task == cpu->n_tasks && cpu->n_running == 0 && !open_phase(cpu, (int)phase + 1))
-		finish_batch(cpu);
-}
-
-static void *worker_main(void *arg)
-{
-	struct worker *worker = arg;
-	struct cpu_backend *cpu = worker->backend;
-
-	lock(cpu);
-	for (;;) {
-		if (!cpu->is_inline && has_task(cpu)) {
-			run_chunk(cpu, worker->scratch);
-			continue;
-		}
-		/* What is in flight is finished first; a batch that others still run needs no help. */
-		if (cpu->is_ending && !cpu->waiting.first)
-			break;
-		cpu->n_idle++;
-		KV_ASSERT(pthread_cond_wait(&cpu->work, &cpu->mutex) == 0);
-		cpu->n_idle--;
-	}
-	unlock(cpu);
-	return NULL;
-}
-
-static void *job_main(void *arg)
-{
-	struct worker *worker = arg;
-	struct cpu_backend *cpu = worker->backend;
-
-	lock(cpu);
-	for (;;) {
-		struct kv_job *job = kv_job_pop(&cpu->jobs_waiting);
-
-		if (job) {
-			cpu->n_jobs_waiting--;
-			unlock(cpu);
-			job->run(job);
-			lock(cpu);
-			kv_job_push(&cpu->jobs_finished, job);
-			signal_event(cpu);
-			continue;
-		}
-		if (cpu->is_ending)
-			break;
-		KV_ASSERT(pthread_cond_wait(&cpu->job_work, &cpu->mutex) == 0);
-	}
-	unlock(cpu);
-	return NULL;
+	return kv_container_of(backend, struct kv_cpu_backend, base);
 }
 
 /* ---- the interface ---- */
 
 /* So little that a worker would take longer to wake up than to do it, and nothing before it in the queue. */
-static bool is_tiny(const struct cpu_backend *cpu, const struct kv_batch *batch)
+static bool is_tiny(const struct kv_cpu_backend *cpu, const struct kv_batch *batch)
 {
 	uint64_t n_rows = 0;
 
@@ -267,54 +55,54 @@ static bool is_tiny(const struct cpu_backend *cpu, const struct kv_batch *batch)
 	if (cpu->active || cpu->waiting.first)
 		return false;
 	for (int phase = 0; phase < KV_PHASES; phase++)
-		n_rows += kv_batch_n_rows(&batch->pool->pages, batch, (enum kv_batch_phase)phase);
+		n_rows += kv_cpu_work_of(batch, (enum kv_batch_phase)phase);
 	return n_rows <= cpu->inline_rows_max;
 }
 
 static enum kv_status cpu_submit(struct kv_backend *base, struct kv_batch *batch, struct kv_error *err)
 {
-	struct cpu_backend *cpu = from_base(base);
+	struct kv_cpu_backend *cpu = from_base(base);
 
 	(void)err;
-	lock(cpu);
+	kv_cpu_lock(cpu);
 	const bool is_inline = is_tiny(cpu, batch);
 
 	kv_batch_push(&cpu->waiting, batch);
 	if (is_inline) {
 		cpu->is_inline = true; /* workers keep out, so this thread ends what it begins */
-		while (has_task(cpu))
-			run_chunk(cpu, cpu->inline_scratch);
+		while (kv_cpu_has_task(cpu))
+			kv_cpu_run_chunk(cpu, cpu->inline_scratch);
 		cpu->is_inline = false;
 	} else {
 		pthread_cond_signal(&cpu->work);
 	}
-	unlock(cpu);
+	kv_cpu_unlock(cpu);
 	return KV_OK;
 }
 
 static struct kv_batch *cpu_reap(struct kv_backend *base)
 {
-	struct cpu_backend *cpu = from_base(base);
+	struct kv_cpu_backend *cpu = from_base(base);
 
-	lock(cpu);
+	kv_cpu_lock(cpu);
 
 	struct kv_batch *batch = kv_batch_pop(&cpu->finished);
 
-	unlock(cpu);
+	kv_cpu_unlock(cpu);
 	return batch;
 }
 
 static bool cpu_job_post(struct kv_backend *base, struct kv_job *job)
 {
-	struct cpu_backend *cpu = from_base(base);
+	struct kv_cpu_backend *cpu = from_base(base);
 
 	if (cpu->n_threads == 0) {
 		job->run(job);
 		kv_job_push(&cpu->jobs_finished, job);
-		signal_event(cpu);
+		kv_cpu_signal(cpu);
 		return true;
 	}
-	lock(cpu);
+	kv_cpu_lock(cpu);
 
 	const bool has_room = cpu->n_jobs_waiting < JOBS_MAX;
 
@@ -323,19 +111,19 @@ static bool cpu_job_post(struct kv_backend *base, struct kv_job *job)
 		kv_job_push(&cpu->jobs_waiting, job);
 		pthread_cond_signal(&cpu->job_work);
 	}
-	unlock(cpu);
+	kv_cpu_unlock(cpu);
 	return has_room;
 }
 
 static struct kv_job *cpu_job_reap(struct kv_backend *base)
 {
-	struct cpu_backend *cpu = from_base(base);
+	struct kv_cpu_backend *cpu = from_base(base);
 
-	lock(cpu);
+	kv_cpu_lock(cpu);
 
 	struct kv_job *job = kv_job_pop(&cpu->jobs_finished);
 
-	unlock(cpu);
+	kv_cpu_unlock(cpu);
 	return job;
 }
 
@@ -346,13 +134,13 @@ static int cpu_event_fd(struct kv_backend *base)
 
 static void cpu_info(struct kv_backend *base, struct kv_backend_info *out)
 {
-	const struct cpu_backend *cpu = from_base(base);
+	const struct kv_cpu_backend *cpu = from_base(base);
 
 	memset(out, 0, sizeof(*out));
-	snprintf(out->device, sizeof(out->device), "CPU, %u thread%s", cpu->n_threads,
-		cpu->n_threads == 1 ? "" : "s");
+	snprintf(out->device, sizeof(out->device), "CPU (%s), %u thread%s", cpu->kernels ? "fast" : "scalar",
+		cpu->n_threads, cpu->n_threads == 1 ? "" : "s");
 	snprintf(out->instruction_set, sizeof(out->instruction_set), "%s %s", ARCHITECTURE,
-		kv_row_kernels()->name);
+		cpu->kernels ? cpu->kernels->name : kv_row_kernels()->name);
 	out->memory_bytes = cpu->arena_bytes;
 	out->n_threads = cpu->n_threads;
 }
@@ -373,7 +161,7 @@ static enum kv_status cpu_pool_check(
 
 static enum kv_status cpu_arena_create(struct kv_backend *base, uint64_t n_bytes, struct kv_error *err)
 {
-	struct cpu_backend *cpu = from_base(base);
+	struct kv_cpu_backend *cpu = from_base(base);
 	uint64_t available = 0;
 
 	KV_ASSERT(!cpu->arena);
@@ -382,7 +170,8 @@ static enum kv_status cpu_arena_create(struct kv_backend *base, uint64_t n_bytes
 		return kv_fail(err, KV_NO_MEMORY,
 			"arena of %" PRIu64 " bytes wanted, %" PRIu64 " bytes of memory are free", n_bytes,
 			available);
-	cpu->arena = kv_pages_alloc(n_bytes);
+	/* Kernels may read, not use, what lies behind the last row. */
+	cpu->arena = kv_pages_alloc(n_bytes + KV_FAST_SLACK_BYTES);
 	if (!cpu->arena)
 		return kv_fail(err, KV_NO_MEMORY,
 			"arena of %" PRIu64 " bytes wanted, %" PRIu64
@@ -392,10 +181,20 @@ static enum kv_status cpu_arena_create(struct kv_backend *base, uint64_t n_bytes
 	return KV_OK;
 }
 
+static void cpu_pool_destroy(struct kv_backend *base, struct kv_backend_pool *pool)
+{
+	(void)base;
+	if (!pool)
+		return;
+	kv_fast_pool_destroy(pool->fast);
+	kv_batch_pages_finish(&pool->pages);
+	kv_free(pool);
+}
+
 static enum kv_status cpu_pool_create(struct kv_backend *base, const struct kv_pool_spec *spec,
 	uint64_t arena_offset, struct kv_backend_pool **out, struct kv_error *err)
 {
-	struct cpu_backend *cpu = from_base(base);
+	struct kv_cpu_backend *cpu = from_base(base);
 	uint64_t n_bytes = 0, end = 0;
 	enum kv_status status = cpu_pool_check(base, spec, &n_bytes, err);
 
@@ -412,21 +211,14 @@ static enum kv_status cpu_pool_create(struct kv_backend *base, const struct kv_p
 	if (!pool)
 		return kv_fail(err, KV_NO_MEMORY, "pool %s", spec->name);
 	status = kv_batch_pages_init(&pool->pages, spec, cpu->arena + arena_offset, err);
+	if (status == KV_OK && cpu->kernels)
+		status = kv_fast_pool_create(&pool->pages, cpu->kernels, &pool->fast, err);
 	if (status != KV_OK) {
-		kv_free(pool);
+		cpu_pool_destroy(base, pool);
 		return status;
 	}
 	*out = pool;
 	return KV_OK;
-}
-
-static void cpu_pool_destroy(struct kv_backend *base, struct kv_backend_pool *pool)
-{
-	(void)base;
-	if (!pool)
-		return;
-	kv_batch_pages_finish(&pool->pages);
-	kv_free(pool);
 }
 
 static void *cpu_host_alloc(struct kv_backend *base, uint64_t n_bytes)
@@ -443,13 +235,13 @@ static void cpu_host_free(struct kv_backend *base, void *ptr, uint64_t n_bytes)
 
 /* ---- life ---- */
 
-static void end_threads(struct cpu_backend *cpu)
+static void end_threads(struct kv_cpu_backend *cpu)
 {
-	lock(cpu);
+	kv_cpu_lock(cpu);
 	cpu->is_ending = true;
 	pthread_cond_broadcast(&cpu->work);
 	pthread_cond_broadcast(&cpu->job_work);
-	unlock(cpu);
+	kv_cpu_unlock(cpu);
 	for (uint32_t i = 0; cpu->workers && i < cpu->n_threads; i++) {
 		if (cpu->workers[i].is_started)
 			pthread_join(cpu->workers[i].thread, NULL);
@@ -466,7 +258,7 @@ static void cpu_destroy(struct kv_backend *base)
 	if (!base)
 		return;
 
-	struct cpu_backend *cpu = from_base(base);
+	struct kv_cpu_backend *cpu = from_base(base);
 
 	if (cpu->has_lock)
 		end_threads(cpu);
@@ -474,7 +266,8 @@ static void cpu_destroy(struct kv_backend *base)
 		kv_free(cpu->workers[i].scratch);
 	kv_free(cpu->inline_scratch);
 	kv_free(cpu->workers);
-	kv_pages_free(cpu->arena, cpu->arena_bytes);
+	if (cpu->arena)
+		kv_pages_free(cpu->arena, cpu->arena_bytes + KV_FAST_SLACK_BYTES);
 	if (cpu->event_fd >= 0)
 		close(cpu->event_fd);
 	kv_free(cpu);
@@ -498,7 +291,7 @@ static const struct kv_backend_ops cpu_ops = {
 };
 
 static enum kv_status start_thread(
-	struct worker *worker, void *(*thread_main)(void *), const char *name, struct kv_error *err)
+	struct kv_cpu_worker *worker, void *(*thread_main)(void *), const char *name, struct kv_error *err)
 {
 	pthread_attr_t attr;
 	sigset_t all, before;
@@ -520,7 +313,7 @@ static enum kv_status start_thread(
 	return KV_OK;
 }
 
-static enum kv_status make_workers(struct cpu_backend *cpu, struct kv_error *err)
+static enum kv_status make_workers(struct kv_cpu_backend *cpu, struct kv_error *err)
 {
 	const uint32_t n_workers = cpu->n_threads;
 	char name[32];
@@ -538,27 +331,30 @@ static enum kv_status make_workers(struct cpu_backend *cpu, struct kv_error *err
 	for (uint32_t i = 0; i < cpu->n_threads; i++) {
 		snprintf(name, sizeof(name), "tqkv-cpu-%u", i);
 
-		const enum kv_status status = start_thread(&cpu->workers[i], worker_main, name, err);
+		const enum kv_status status = start_thread(&cpu->workers[i], kv_cpu_worker_main, name, err);
 
 		if (status != KV_OK)
 			return status;
 	}
 	cpu->job_worker.backend = cpu;
-	return cpu->n_threads > 0 ? start_thread(&cpu->job_worker, job_main, "tqkv-cpu-job", err) : KV_OK;
+	return cpu->n_threads > 0 ? start_thread(&cpu->job_worker, kv_cpu_job_main, "tqkv-cpu-job", err)
+				  : KV_OK;
 }
 
-enum kv_status kv_backend_cpu_create(uint32_t n_threads, struct kv_backend **out, struct kv_error *err)
+enum kv_status kv_backend_cpu_create_with(uint32_t n_threads, const struct kv_fast_kernels *kernels,
+	struct kv_backend **out, struct kv_error *err)
 {
 	if (n_threads > KV_BACKEND_CPU_THREADS_MAX)
 		return kv_fail(
 			err, KV_BAD_ARG, "%u threads, at most %u", n_threads, KV_BACKEND_CPU_THREADS_MAX);
 
-	struct cpu_backend *cpu = kv_alloc(1, sizeof(*cpu));
+	struct kv_cpu_backend *cpu = kv_alloc(1, sizeof(*cpu));
 
 	if (!cpu)
 		return kv_fail(err, KV_NO_MEMORY, "CPU backend");
 	cpu->base.ops = &cpu_ops;
 	cpu->n_threads = n_threads;
+	cpu->kernels = kernels;
 	cpu->inline_rows_max = ROWS_INLINE;
 	cpu->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 

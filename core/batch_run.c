@@ -379,6 +379,33 @@ static bool run_queries(const struct kv_pool_spec *spec, const struct kv_decode_
 	return true;
 }
 
+bool kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_decode_op *op, uint32_t head,
+	struct kv_attention_input *input)
+{
+	const struct kv_pool_spec *spec = pages->spec;
+	const struct kv_layer_spec *layer = &spec->layers[op->layer];
+
+	*input = (struct kv_attention_input){ .k_codec = kv_layer_k(layer, head),
+		.v_codec = kv_layer_v(layer, head),
+		.k = view_of(spec, layer->k, pages->layers[op->layer].k, op->table, head),
+		.v = view_of(spec, layer->v, pages->layers[op->layer].v, op->table, head),
+		.q_is_rotated = (op->flags & KV_DECODE_Q_ROTATED) != 0,
+		.out_is_rotated = (op->flags & KV_DECODE_OUT_ROTATED) != 0,
+		.k_center = center_of(spec, op->layer, head) };
+	if (op->exact_table) {
+		const struct kv_layer_pages *at = &pages->layers[op->layer];
+
+		input->exact_k_codec = spec->exact_k;
+		input->exact_v_codec = spec->exact_v;
+		input->exact_k = view_of(spec, spec->exact_k, at->exact_k, op->exact_table, head);
+		input->exact_v = view_of(spec, spec->exact_v, at->exact_v, op->exact_table, head);
+		input->exact_k.entry_first = input->exact_v.entry_first = op->exact_lo / spec->block_size;
+		input->exact_lo = op->exact_lo;
+	}
+	return (!input->q_is_rotated || kv_row_codec_has_one_basis(layer->k)) &&
+		(!input->out_is_rotated || kv_row_codec_has_one_basis(layer->v));
+}
+
 /* All rows of one query item against one KV head. */
 static struct kv_finding run_decode(const struct kv_batch_pages *pages, const struct kv_decode_op *op,
 	uint32_t head, struct kv_batch_scratch *scratch)
@@ -386,26 +413,9 @@ static struct kv_finding run_decode(const struct kv_batch_pages *pages, const st
 	const struct kv_pool_spec *spec = pages->spec;
 	const struct kv_layer_spec *layer = &spec->layers[op->layer];
 	const uint32_t n_heads = spec->q_heads / spec->kv_heads;
-	struct kv_attention_input input = { .k_codec = kv_layer_k(layer, head),
-		.v_codec = kv_layer_v(layer, head),
-		.k = view_of(spec, layer->k, pages->layers[op->layer].k, op->table, head),
-		.v = view_of(spec, layer->v, pages->layers[op->layer].v, op->table, head),
-		.q_is_rotated = (op->flags & KV_DECODE_Q_ROTATED) != 0,
-		.out_is_rotated = (op->flags & KV_DECODE_OUT_ROTATED) != 0,
-		.k_center = center_of(spec, op->layer, head) };
+	struct kv_attention_input input;
 
-	if (op->exact_table) {
-		const struct kv_layer_pages *at = &pages->layers[op->layer];
-
-		input.exact_k_codec = spec->exact_k;
-		input.exact_v_codec = spec->exact_v;
-		input.exact_k = view_of(spec, spec->exact_k, at->exact_k, op->exact_table, head);
-		input.exact_v = view_of(spec, spec->exact_v, at->exact_v, op->exact_table, head);
-		input.exact_k.entry_first = input.exact_v.entry_first = op->exact_lo / spec->block_size;
-		input.exact_lo = op->exact_lo;
-	}
-	if ((input.q_is_rotated && !kv_row_codec_has_one_basis(layer->k)) ||
-		(input.out_is_rotated && !kv_row_codec_has_one_basis(layer->v)))
+	if (!kv_batch_decode_input(pages, op, head, &input))
 		return finding_at(op->result_idx, KV_UNSUPPORTED, op->layer, 0);
 	for (uint32_t row = 0; row < op->q_len; row++) {
 		input.tokens =

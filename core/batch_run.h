@@ -56,6 +56,13 @@ struct kv_finding {
 	struct kv_result result;
 };
 
+/*
+ * What a decode attends to on one KV head, but for queries and tokens. False: it asks for a rotated query or
+ * output where rows have no single basis.
+ */
+bool kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_decode_op *op, uint32_t head,
+	struct kv_attention_input *input);
+
 /* Number of tasks; 0 when the batch has nothing in this phase. */
 uint64_t kv_batch_n_tasks(
 	const struct kv_batch_pages *pages, const struct kv_batch *batch, enum kv_batch_phase phase);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/backend_cpu.h"
+#include "core/fast.h"
 #include "core/system_memory.h"
 #include "gpu/backend_cuda.h"
 #include "server/http.h"
@@ -96,7 +97,7 @@ static enum kv_status choose_backend(const struct srv_options *options, struct k
 {
 	struct kv_error absent = { 0 };
 
-	if (options->backend != SRV_BACKEND_CPU) {
+	if (options->backend == SRV_BACKEND_AUTO || options->backend == SRV_BACKEND_CUDA) {
 		const enum kv_status status = kvg_backend_cuda_create(0, out, &absent);
 
 		if (status == KV_OK) {
@@ -107,7 +108,7 @@ static enum kv_status choose_backend(const struct srv_options *options, struct k
 		if (options->backend == SRV_BACKEND_CUDA)
 			return kv_fail(err, status, "backend cuda: %s", absent.msg);
 	}
-	snprintf(reason, n_bytes, "%.150s", options->backend == SRV_BACKEND_CPU ? "asked for" : absent.msg);
+	snprintf(reason, n_bytes, "%.150s", options->backend == SRV_BACKEND_AUTO ? absent.msg : "asked for");
 	uint32_t n_threads = options->threads;
 
 	if (n_threads == 0) {
@@ -115,7 +116,9 @@ static enum kv_status choose_backend(const struct srv_options *options, struct k
 
 		n_threads = n_cores > 0 ? (uint32_t)n_cores : 1;
 	}
-	return kv_backend_cpu_create(n_threads, out, err);
+	/* Processors without the kernels' instruction sets are served by the scalar one. */
+	return kv_backend_cpu_create_with(
+		n_threads, options->backend == SRV_BACKEND_CPU_SCALAR ? NULL : kv_fast_kernels(), out, err);
 }
 
 /* What the arena's memory can still give: the device's, or the machine's (or container's); 1 GiB where that

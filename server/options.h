@@ -22,51 +22,51 @@
  * N(name, default, min, max, help): unsigned number. B: bytes, the text may end in KiB, MiB, GiB, TiB.
  * S(name, default, help): text. E(name, default, "a|b|c", help): one of. F(name, help): flag, default off.
  */
-#define SRV_OPTION_MAP(N, B, S, E, F)                                                                      \
-	S(http, "127.0.0.1:7871",                                                                          \
-		"control API address HOST:PORT, port 0 picks a free one, 'off' disables it")               \
-	S(http_name, "localhost",                                                                          \
-		"name by which others reach the control API: accepted as Host beside the bound address")   \
-	S(metrics_listen, "off",                                                                           \
-		"second address HOST:PORT for /metrics, /livez and /readyz only, without login, or 'off'") \
-	S(http_certificate_file, "off", "PEM file with the control API's certificate: HTTPS, or 'off'")    \
-	S(http_key_file, "off", "PEM file with the key of that certificate, or 'off'")                     \
-	S(http_client_ca_file, "off",                                                                      \
-		"PEM file with who may sign client certificates: every client needs one, or 'off'")        \
-	S(tokens_file, "off", "file with the tokens of clients and operators, 'credential:NAME' or 'off'") \
-	S(unix_uids, "any", "user ids that may use the Unix sockets, with commas between, or 'any'")       \
-	E(backend, "auto", "auto|cpu|cuda", "which backend serves")                                        \
-	E(io, "auto", "auto|io_uring|epoll", "event loop")                                                 \
-	E(log_level, "info", "error|warning|info|debug", "least severe level that is written")             \
-	S(memory, "80%", "arena for pools: a size (2GiB) or a share of what is free (80%)")                \
-	N(threads, 0, 0, 1024, "worker threads of the CPU backend, 0 = one per core")                      \
-	B(frame_bytes_max, 1048576, 65536, 16777216, "largest frame body in both directions")              \
-	N(large_slots, 16, 1, 4096, "request slots of frame_bytes_max in and out")                         \
-	N(small_slots, 64, 1, 4096, "request slots of 64 KiB in and out")                                  \
-	N(read_ahead_buffers, 256, 4, 32768, "16 KiB receive buffers shared by all connections")           \
-	N(reply_buffers, 128, 4, 65536,                                                                    \
-		"32 KiB buffers for replies to control operations, shared by all connections")             \
-	N(connections_max, 16384, 1, 1048576, "connections at a time")                                     \
-	N(sessions_max, 4096, 1, 65535, "sessions at a time")                                              \
-	N(sequences_max, 65536, 1, 16777216, "sequences over all pools")                                   \
-	N(inflight_requests_max, 64, 1, 65536, "unanswered row requests per connection")                   \
-	B(inflight_bytes_max, 33554432, 65536, 1073741824,                                                 \
-		"bytes of unanswered row requests per connection")                                         \
-	N(lease_ms, 30000, 100, 86400000, "how long a session outlives its last sign of life")             \
-	N(io_timeout_ms, 10000, 10, 3600000,                                                               \
-		"a peer that stalls inside a frame for so long is disconnected")                           \
-	N(send_timeout_ms, 10000, 10, 3600000,                                                             \
-		"a peer that does not read a reply for so long is disconnected")                           \
-	N(hello_timeout_ms, 5000, 10, 3600000, "time for HELLO after connecting")                          \
-	B(min_rate_bytes_per_s, 65536, 0, 1073741824, "slowest payload rate of a peer, 0 = any")           \
-	N(drain_timeout_ms, 10000, 0, 3600000, "after SIGTERM: time for requests in flight")               \
-	N(busy_poll_us, 0, 0, 1000000, "spin so long for events before sleeping")                          \
-	N(self_test_interval_ms, 10000, 100, 3600000, "period of the known-answer decode behind /readyz")  \
-	S(snapshot_dir, "off", "directory for snapshots of sessions, 'off': none can be made")             \
-	S(restore, "off", "snapshot to restore before listening; the start fails when that fails")         \
-	F(snapshot_on_drain,                                                                               \
-		"write the snapshot 'drain' when draining; the next start restores and removes it")        \
-	N(socket_mode, 432, 0, 511, "mode of Unix sockets, as a number (432 = octal 0660)")                \
+#define SRV_OPTION_MAP(N, B, S, E, F)                                                                       \
+	S(http, "127.0.0.1:7871",                                                                           \
+		"control API address HOST:PORT, port 0 picks a free one, 'off' disables it")                \
+	S(http_name, "localhost",                                                                           \
+		"name by which others reach the control API: accepted as Host beside the bound address")    \
+	S(metrics_listen, "off",                                                                            \
+		"second address HOST:PORT for /metrics, /livez and /readyz only, without login, or 'off'")  \
+	S(http_certificate_file, "off", "PEM file with the control API's certificate: HTTPS, or 'off'")     \
+	S(http_key_file, "off", "PEM file with the key of that certificate, or 'off'")                      \
+	S(http_client_ca_file, "off",                                                                       \
+		"PEM file with who may sign client certificates: every client needs one, or 'off'")         \
+	S(tokens_file, "off", "file with the tokens of clients and operators, 'credential:NAME' or 'off'")  \
+	S(unix_uids, "any", "user ids that may use the Unix sockets, with commas between, or 'any'")        \
+	E(backend, "auto", "auto|cpu|cpu-scalar|cuda", "which backend serves; cpu-scalar is the exact one") \
+	E(io, "auto", "auto|io_uring|epoll", "event loop")                                                  \
+	E(log_level, "info", "error|warning|info|debug", "least severe level that is written")              \
+	S(memory, "80%", "arena for pools: a size (2GiB) or a share of what is free (80%)")                 \
+	N(threads, 0, 0, 1024, "worker threads of the CPU backend, 0 = one per core")                       \
+	B(frame_bytes_max, 1048576, 65536, 16777216, "largest frame body in both directions")               \
+	N(large_slots, 16, 1, 4096, "request slots of frame_bytes_max in and out")                          \
+	N(small_slots, 64, 1, 4096, "request slots of 64 KiB in and out")                                   \
+	N(read_ahead_buffers, 256, 4, 32768, "16 KiB receive buffers shared by all connections")            \
+	N(reply_buffers, 128, 4, 65536,                                                                     \
+		"32 KiB buffers for replies to control operations, shared by all connections")              \
+	N(connections_max, 16384, 1, 1048576, "connections at a time")                                      \
+	N(sessions_max, 4096, 1, 65535, "sessions at a time")                                               \
+	N(sequences_max, 65536, 1, 16777216, "sequences over all pools")                                    \
+	N(inflight_requests_max, 64, 1, 65536, "unanswered row requests per connection")                    \
+	B(inflight_bytes_max, 33554432, 65536, 1073741824,                                                  \
+		"bytes of unanswered row requests per connection")                                          \
+	N(lease_ms, 30000, 100, 86400000, "how long a session outlives its last sign of life")              \
+	N(io_timeout_ms, 10000, 10, 3600000,                                                                \
+		"a peer that stalls inside a frame for so long is disconnected")                            \
+	N(send_timeout_ms, 10000, 10, 3600000,                                                              \
+		"a peer that does not read a reply for so long is disconnected")                            \
+	N(hello_timeout_ms, 5000, 10, 3600000, "time for HELLO after connecting")                           \
+	B(min_rate_bytes_per_s, 65536, 0, 1073741824, "slowest payload rate of a peer, 0 = any")            \
+	N(drain_timeout_ms, 10000, 0, 3600000, "after SIGTERM: time for requests in flight")                \
+	N(busy_poll_us, 0, 0, 1000000, "spin so long for events before sleeping")                           \
+	N(self_test_interval_ms, 10000, 100, 3600000, "period of the known-answer decode behind /readyz")   \
+	S(snapshot_dir, "off", "directory for snapshots of sessions, 'off': none can be made")              \
+	S(restore, "off", "snapshot to restore before listening; the start fails when that fails")          \
+	F(snapshot_on_drain,                                                                                \
+		"write the snapshot 'drain' when draining; the next start restores and removes it")         \
+	N(socket_mode, 432, 0, 511, "mode of Unix sockets, as a number (432 = octal 0660)")                 \
 	F(insecure, "allow listeners beyond loopback although nothing authenticates those who connect")
 
 struct srv_options {
@@ -89,7 +89,7 @@ struct srv_options {
 	bool is_check_only; /* --check-config */
 };
 
-enum { SRV_BACKEND_AUTO, SRV_BACKEND_CPU, SRV_BACKEND_CUDA };
+enum { SRV_BACKEND_AUTO, SRV_BACKEND_CPU, SRV_BACKEND_CPU_SCALAR, SRV_BACKEND_CUDA };
 enum { SRV_IO_AUTO, SRV_IO_URING, SRV_IO_EPOLL };
 
 /* Result of reading the command line. */

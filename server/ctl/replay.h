@@ -86,7 +86,7 @@ struct srv_replay {
 	struct srv_replay_layer *layers; /* [capture->n_layers] */
 	uint8_t *staging;                /* rows of one request, as sent */
 	uint64_t staging_bytes;
-	bool is_cpu_backend; /* its attention is the float64 oracle's; devices round more */
+	bool is_cpu_backend; /* the scalar one: its attention is the float64 oracle's; others round more */
 	char backend[32];
 	/* what came out */
 	uint64_t payload_in_bytes, payload_out_bytes, read_bytes;

@@ -71,7 +71,7 @@ static enum kv_status read_backend(struct srv_replay *replay, struct kv_error *e
 	if (status != KV_OK)
 		return status;
 	snprintf(replay->backend, sizeof(replay->backend), "%s", srv_json_text(info, "backend"));
-	replay->is_cpu_backend = strncmp(replay->backend, "cpu", 3) == 0;
+	replay->is_cpu_backend = strncmp(srv_json_text(info, "device"), "CPU (scalar)", 12) == 0;
 	json_decref(info);
 	return KV_OK;
 }

@@ -36,6 +36,9 @@ class Daemon:
         self.addr = f"unix:{self.path}"
         command = [BUILD / program, "--listen", self.addr, "--listen", "tcp:127.0.0.1:0", "--http",
                    "127.0.0.1:0", "--memory", "256MiB", "--io", os.environ.get("TQKV_IO", "auto"), *args]
+        if "--backend" not in args:
+            # Answers are compared with exact ones, within bounds that only the scalar backend keeps.
+            command += ["--backend", os.environ.get("TQKV_BACKEND", "cpu-scalar")]
         self.log_file = open(self.log_path, "ab")
         self.log_start = self.log_file.tell()
         self.process = subprocess.Popen([str(part) for part in command], stderr=self.log_file,

@@ -49,7 +49,7 @@ class Capture:
 class WithDaemon(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.daemon = Daemon("--backend", "cpu", "--pool", DEMO, "--pool", EXACT)
+        cls.daemon = Daemon("--backend", "cpu-scalar", "--pool", DEMO, "--pool", EXACT)
         cls.files = tempfile.TemporaryDirectory(prefix="tqkv-test.")
 
     @classmethod

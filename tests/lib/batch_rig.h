@@ -70,7 +70,9 @@ static inline void rig_begin(struct batch_rig *rig)
 			(struct kv_result){ .status = KV_OK, .layer = KV_LAYER_NONE, .row = KV_ROW_NONE };
 }
 
-static inline void rig_init(struct batch_rig *rig, uint32_t n_threads, const char *pool_json)
+/* kernels NULL: the scalar backend. */
+static inline void rig_init_with(struct batch_rig *rig, uint32_t n_threads,
+	const struct kv_fast_kernels *kernels, const char *pool_json)
 {
 	json_t *json = json_loads(pool_json, 0, NULL);
 	struct kv_error err = { .msg = "" };
@@ -81,7 +83,8 @@ static inline void rig_init(struct batch_rig *rig, uint32_t n_threads, const cha
 	ck_assert_ptr_nonnull(json);
 	ck_assert_msg(kv_pool_spec_create(json, &rig->spec, &err) == KV_OK, "%s", err.msg);
 	json_decref(json);
-	ck_assert_msg(kv_backend_cpu_create(n_threads, &rig->backend, &err) == KV_OK, "%s", err.msg);
+	ck_assert_msg(
+		kv_backend_cpu_create_with(n_threads, kernels, &rig->backend, &err) == KV_OK, "%s", err.msg);
 	if (n_threads % 2 == 1) /* so that workers, too, see batches as small as those of the tests */
 		kv_backend_cpu_set_inline_rows(rig->backend, 0);
 	ck_assert_int_eq(rig->backend->ops->pool_check(rig->backend, rig->spec, &n_bytes, NULL), KV_OK);
@@ -95,6 +98,11 @@ static inline void rig_init(struct batch_rig *rig, uint32_t n_threads, const cha
 	ck_assert_ptr_nonnull(rig->memory);
 	ck_assert_uint_eq((uintptr_t)rig->memory % 4096, 0);
 	rig_begin(rig);
+}
+
+static inline void rig_init(struct batch_rig *rig, uint32_t n_threads, const char *pool_json)
+{
+	rig_init_with(rig, n_threads, NULL, pool_json);
 }
 
 static inline void rig_finish(struct batch_rig *rig)

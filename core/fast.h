@@ -1,0 +1,141 @@
+/*
+ * Fast attention over packed rows: what the fast CPU backend computes with (core/DESIGN.md, Fast path).
+ *
+ * A row codec is seen as parts: channels that share one scale, as codes of a table or as numbers. Tables,
+ * queries and weights are rounded to 16-bit integers and multiplied pairwise into 32-bit sums, which cannot
+ * overflow; numbers that are stored as they are stay float32. Where a part's channels lie in a prepared query
+ * or in a weighted sum ("slots") follows from how the instruction set takes codes apart.
+ *
+ * core/fast_kernels.c is compiled once per instruction set; other processors have no fast path. Sets differ
+ * in their bits, but one set gives the same bits for a query whatever else is computed beside it.
+ *
+ * Pure functions, any thread, no heap. Rows may be anything: what is read outside of them is never used, but
+ * KV_FAST_SLACK_BYTES behind the last row must be readable.
+ */
+#ifndef CORE_FAST_H
+#define CORE_FAST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/format.h"
+
+#define KV_FAST_SLACK_BYTES  64u
+#define KV_FAST_BLOCK_TOKENS 32u /* whose weights share a scale; no table of a pool splits 16 of them */
+#define KV_FAST_PARTS_MAX    8u
+#define KV_FAST_SLOTS_MAX    1024u /* prepared_dim, padded */
+#define KV_FAST_QUERIES_MAX  4u    /* of one call */
+#define KV_FAST_ROW_WORDS    8u /* 16-bit words of a row of 4-bit codes that are scored together: 128 bits */
+#define KV_FAST_SLOT_NONE    UINT16_MAX
+/*
+ * Greatest magnitudes. A table of K meets queries whose sum of magnitudes is bounded by KV_FAST_K_SUM_MAX, a
+ * table of V meets KV_FAST_BLOCK_TOKENS weights of at most KV_FAST_WEIGHT_MAX: no sum reaches 2^31.
+ */
+#define KV_FAST_K_TABLE_MAX 4095
+#define KV_FAST_V_TABLE_MAX 2047
+#define KV_FAST_WEIGHT_MAX  32767
+#define KV_FAST_K_SUM_MAX   (INT32_MAX / KV_FAST_K_TABLE_MAX)
+_Static_assert(
+	(uint64_t)KV_FAST_BLOCK_TOKENS *KV_FAST_V_TABLE_MAX *KV_FAST_WEIGHT_MAX <= INT32_MAX, "sums fit");
+
+enum kv_fast_field_kind { KV_FAST_FIELD_NONE = 0, KV_FAST_FIELD_F32, KV_FAST_FIELD_F16 };
+struct kv_fast_field {
+	enum kv_fast_field_kind kind;
+	uint32_t offset; /* bytes from the start of the row */
+};
+
+enum kv_fast_kind {
+	KV_FAST_CODES,   /* of `bits` bits, looked up in `table` */
+	KV_FAST_NUMBERS, /* f32, f16, bf16, or (NONE) E4M3 without its factor of 2^8 */
+};
+
+struct kv_fast_part {
+	enum kv_fast_kind kind;
+	uint32_t offset; /* bytes from the start of the row to the first code or number */
+	uint32_t n;      /* channels */
+	uint32_t bits;
+	enum kv_dtype number;
+	bool is_value;        /* a code is its own value */
+	bool is_shifted;      /* 4 bits, in the order in which shifts by 4 take them out of 16-bit words */
+	const int16_t *table; /* [256], entries repeated every 2^bits; value = entry * table_scale */
+	float table_scale;
+	struct kv_fast_field scale, zero, outer;
+	uint32_t slot, n_slots; /* in a prepared query (K), in a weighted sum (V) */
+};
+
+/* K or V of one layer, for one instruction set. */
+struct kv_fast_side {
+	uint32_t n_parts, n_slots;
+	bool has_numbers; /* all parts are numbers: prepared queries are float32, not 16-bit integers */
+	struct kv_fast_part parts[KV_FAST_PARTS_MAX];
+	int16_t tables[KV_SEGMENTS_MAX][256];
+	uint16_t prepared_of[KV_FAST_SLOTS_MAX]; /* slot -> index of prepared queries and accumulators, or
+						    NONE */
+	float factor_of[KV_FAST_SLOTS_MAX];      /* constant of the slot's channel (recipes), else 1 */
+};
+
+/* One query, prepared: <q, row> = sum over parts of scale * outer * unit * <slots, entries> + zero * outer *
+ * sum. */
+struct kv_fast_query {
+	const int16_t *codes; /* [n_slots], 16-bit parts */
+	const float *numbers; /* [n_slots], numbers */
+	const float *units;   /* [n_parts] */
+	const float *sums;    /* [n_parts]: of its channels */
+};
+
+/* Rows of up to KV_FAST_BLOCK_TOKENS tokens; places beyond n_rows hold a row, too, whose results nobody uses.
+ */
+struct kv_fast_rows {
+	const uint8_t *rows[KV_FAST_BLOCK_TOKENS];
+	uint32_t n_rows;
+	uint32_t ahead_bytes,
+		ahead_end_bytes; /* what follows a row by so many bytes is asked for; 0, 0: nothing */
+};
+
+struct kv_fast_kernels {
+	const char *name; /* "avx2", "avx512" */
+	uint32_t words;   /* 16-bit numbers of a register */
+	/* Which code of a part in shifted order stands in a slot, of K or of V. */
+	uint32_t (*code_of_slot)(bool is_v, uint32_t slot);
+	/* products[query * stride + token] for all KV_FAST_BLOCK_TOKENS places; n_queries 1, 2 or 4. */
+	void (*score)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
+		const struct kv_fast_query *queries, uint32_t n_queries, float *products, uint32_t stride);
+	/*
+	 * sums[query][slot] += sum over tokens of weights[query * stride + token] * row; weights are at least
+	 * 0, and 0 beyond n_rows. n_queries 1, 2 or 4. zeros[query][part] += the same sum of the zeros.
+	 */
+	void (*accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
+		const float *weights, uint32_t stride, uint32_t n_queries, float *const *sums,
+		float *const *zeros);
+	/* max of n values (a multiple of 16), -infinity among them. */
+	float (*max)(const float *values, uint32_t n);
+	/* values[i] = exp(values[i] - max), 0 for -infinity; returns the sum. n a multiple of 16. */
+	float (*exp_sum)(float *values, uint32_t n, float max);
+	/* values[i] += offset, then capped (cap > 0), then sloped: + slope * (first + i). */
+	void (*bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
+	/* values[i] *= factor */
+	void (*scale)(float *values, uint32_t n, float factor);
+};
+
+/* The best set that this build has and this processor runs; NULL: none. TQKV_INSTRUCTION_SET may name a
+ * lesser one. */
+const struct kv_fast_kernels *kv_fast_kernels(void);
+/* Those there are, the slowest first; NULL from the first index that has none. For tests and measurements. */
+const struct kv_fast_kernels *kv_fast_kernels_at(uint32_t set_idx);
+
+/* False: rows of this codec are for the scalar routine (groups of vN that are no multiple of 32 channels). */
+bool kv_fast_side_init(struct kv_fast_side *side, const struct kv_row_codec *codec, bool is_v,
+	const struct kv_fast_kernels *kernels);
+
+/*
+ * A query as kv_row_codec_prepare_query() gives it (prepared_dim float64), times `scale`, into slots: codes
+ * or numbers [n_slots], units and sums [n_parts].
+ */
+void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, double scale, int16_t *codes,
+	float *numbers, float *units, float *sums);
+/* Adds a weighted sum times `factor` to an accumulator of prepared_dim float64. */
+void kv_fast_collect(
+	const struct kv_fast_side *side, const float *sums, const float *zeros, double factor, double *acc);
+
+#endif

@@ -1,0 +1,179 @@
+/* Row codecs as parts for the fast kernels, and what lies between prepared queries and slots. */
+#include <math.h>
+#include <string.h>
+
+#include "core/checked.h"
+#include "core/fast.h"
+
+/* E4M3 is read as float16 with another bias of the exponent. */
+#define E4M3_FACTOR 256.0f
+
+static struct kv_fast_field field_at(
+	const struct kv_row_codec *codec, bool is_there, uint8_t field_idx, uint32_t i)
+{
+	const struct kv_field *field = &codec->fields[field_idx];
+
+	if (!is_there)
+		return (struct kv_fast_field){ KV_FAST_FIELD_NONE, 0 };
+	return (struct kv_fast_field){
+		field->number == KV_DTYPE_F32 ? KV_FAST_FIELD_F32 : KV_FAST_FIELD_F16,
+		field->offset + i * kv_dtype_bytes(field->number),
+	};
+}
+
+/* Rounds a segment's table; returns the value of one. The table's own zero stays one. */
+static float round_table(const struct kv_segment *segment, int32_t table_max, int16_t table[256])
+{
+	const uint32_t n = 1u << segment->bits;
+	float largest = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		largest = fmaxf(largest, fabsf(segment->table[i]));
+	/* Whole numbers (codes of vN, signs) stay what they are. */
+	const float unit =
+		largest == floorf(largest) && largest <= (float)table_max ? 1 : largest / (float)table_max;
+
+	for (uint32_t i = 0; i < 256; i++)
+		table[i] = (int16_t)lrintf(segment->table[i % n] / unit);
+	return unit;
+}
+
+static bool is_e4m3(const struct kv_row_codec *codec)
+{
+	return strcmp(codec->format->name, "fp8") == 0;
+}
+
+/* Slots of a part: natural order but for 4-bit codes that shifts take out of 16-bit words. */
+static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
+	const struct kv_segment *segment, uint32_t first, uint32_t unit, bool is_v,
+	const struct kv_fast_kernels *kernels)
+{
+	part->slot = side->n_slots;
+	part->n_slots = (part->n + unit - 1) / unit * unit;
+	side->n_slots += part->n_slots;
+	KV_ASSERT(side->n_slots <= KV_FAST_SLOTS_MAX);
+	for (uint32_t s = 0; s < part->n_slots; s++) {
+		const uint32_t channel = part->is_shifted ? kernels->code_of_slot(is_v, s) : s;
+
+		side->prepared_of[part->slot + s] = channel < part->n
+			? (uint16_t)(segment->prepared_idx + first + channel)
+			: KV_FAST_SLOT_NONE;
+		side->factor_of[part->slot + s] =
+			segment->factors && channel < part->n ? segment->factors[first + channel] : 1;
+	}
+}
+
+static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec, uint32_t segment_idx,
+	uint32_t first, bool is_v, const struct kv_fast_kernels *kernels)
+{
+	const struct kv_segment *segment = &codec->segments[segment_idx];
+	const uint32_t group = segment->group_channels, left = segment->n_channels - first;
+	struct kv_fast_part *part = &side->parts[side->n_parts++];
+
+	part->n = left < group ? left : group;
+	part->scale = field_at(codec, segment->has_scale, segment->scale_field, first / group);
+	part->zero = field_at(codec, segment->has_zero, segment->zero_field, first / group);
+	part->outer = field_at(codec, segment->has_outer, segment->outer_field, 0);
+	if (segment->code == KV_CODE_NUMBER || is_e4m3(codec)) {
+		part->kind = KV_FAST_NUMBERS;
+		part->number = segment->code == KV_CODE_NUMBER ? segment->number : KV_DTYPE_NONE;
+		part->table_scale = part->number == KV_DTYPE_NONE ? E4M3_FACTOR : 1;
+		part->offset = segment->offset;
+		place_slots(side, part, segment, first, KV_HEAD_DIM_STEP, is_v, kernels);
+		return;
+	}
+	part->kind = KV_FAST_CODES;
+	part->bits = segment->bits;
+	part->offset = segment->offset + first * segment->bits / 8;
+	part->table = side->tables[segment_idx];
+	part->is_shifted = part->bits == 4 && part->n % (is_v ? 2 * kernels->words : 32) == 0;
+	part->table_scale = round_table(
+		segment, is_v ? KV_FAST_V_TABLE_MAX : KV_FAST_K_TABLE_MAX, side->tables[segment_idx]);
+	part->is_value = part->table_scale == 1 && segment->table[0] == 0; /* affine codes */
+	/* Sums of V are taken two registers at a time. */
+	place_slots(side, part, segment, first, kernels->words, is_v, kernels);
+}
+
+bool kv_fast_side_init(struct kv_fast_side *side, const struct kv_row_codec *codec, bool is_v,
+	const struct kv_fast_kernels *kernels)
+{
+	memset(side, 0, sizeof(*side));
+	for (uint32_t s = 0; s < codec->n_segments; s++) {
+		const struct kv_segment *segment = &codec->segments[s];
+
+		if (segment->group_channels < segment->n_channels && segment->group_channels % 32 != 0)
+			return false;
+		for (uint32_t first = 0; first < segment->n_channels; first += segment->group_channels)
+			add_part(side, codec, s, first, is_v, kernels);
+	}
+	side->has_numbers = side->parts[0].kind == KV_FAST_NUMBERS;
+	return true;
+}
+
+/* Rounds the slots of one part to integers whose magnitudes and their sum are bounded. */
+static float round_slots(const float *values, uint32_t n, int16_t *codes)
+{
+	float largest = 0, sum = 0;
+
+	for (uint32_t s = 0; s < n; s++) {
+		largest = fmaxf(largest, fabsf(values[s]));
+		sum += fabsf(values[s]);
+	}
+	if (!(largest > 0)) {
+		memset(codes, 0, n * sizeof(*codes));
+		return 0;
+	}
+	/* Rounding adds at most a half for each slot. */
+	const float by_sum = sum / ((float)KV_FAST_K_SUM_MAX - (float)n), by_largest = largest / 32767.0f;
+	const float unit = by_sum > by_largest ? by_sum : by_largest;
+
+	for (uint32_t s = 0; s < n; s++)
+		codes[s] = (int16_t)lrintf(fmaxf(-32767.0f, fminf(32767.0f, values[s] / unit)));
+	return unit;
+}
+
+void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, double scale, int16_t *codes,
+	float *numbers, float *units, float *sums)
+{
+	float values[KV_FAST_SLOTS_MAX];
+
+	for (uint32_t s = 0; s < side->n_slots; s++) {
+		const uint32_t at = side->prepared_of[s];
+
+		values[s] =
+			at == KV_FAST_SLOT_NONE ? 0 : (float)(q_prepared[at] * scale) * side->factor_of[s];
+	}
+	for (uint32_t p = 0; p < side->n_parts; p++) {
+		const struct kv_fast_part *part = &side->parts[p];
+		double sum = 0;
+
+		for (uint32_t s = part->slot; s < part->slot + part->n_slots; s++)
+			sum += (double)values[s];
+		sums[p] = (float)sum;
+		if (part->kind == KV_FAST_NUMBERS) {
+			memcpy(numbers + part->slot, values + part->slot, part->n_slots * sizeof(*numbers));
+			units[p] = part->table_scale;
+		} else {
+			units[p] = part->table_scale *
+				round_slots(values + part->slot, part->n_slots, codes + part->slot);
+		}
+	}
+}
+
+void kv_fast_collect(
+	const struct kv_fast_side *side, const float *sums, const float *zeros, double factor, double *acc)
+{
+	for (uint32_t p = 0; p < side->n_parts; p++) {
+		const struct kv_fast_part *part = &side->parts[p];
+		const double zero = part->zero.kind != KV_FAST_FIELD_NONE ? (double)zeros[p] : 0;
+
+		for (uint32_t s = part->slot; s < part->slot + part->n_slots; s++) {
+			const uint32_t at = side->prepared_of[s];
+
+			if (at != KV_FAST_SLOT_NONE)
+				acc[at] += factor *
+					((double)sums[s] * (double)(part->table_scale * side->factor_of[s]) +
+						zero);
+		}
+	}
+}

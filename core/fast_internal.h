@@ -1,0 +1,104 @@
+/*
+ * Fast decodes from inside: memory of a pool and of its wave. Only core/fast_wave.c, which fills waves, and
+ * core/fast_decode.c, which works on them, include it.
+ */
+#ifndef CORE_FAST_INTERNAL_H
+#define CORE_FAST_INTERNAL_H
+
+#include "core/checked.h"
+#include "core/fast_decode.h"
+
+#define KV_FAST_ITEMS_MAX 1024u /* of one wave */
+
+struct kv_fast_layer {
+	struct kv_fast_side k, v;
+	bool is_fast;
+};
+
+struct kv_fast_item {
+	uint32_t op_idx, row_first, n_rows;
+	bool is_scalar;
+	struct kv_attention_range tokens; /* of all its rows together */
+	uint32_t n_pieces[2];             /* of [0, first_hi) and of [lo, hi) */
+	uint32_t n_spans, span_pieces;
+	uint64_t task_first;               /* of its spans */
+	uint64_t prepared_at, partials_at; /* bytes in the workspace */
+};
+
+struct kv_fast_pool {
+	const struct kv_batch_pages *pages;
+	const struct kv_fast_kernels *kernels;
+	struct kv_fast_layer *layers;
+	uint8_t *workspace;
+	uint64_t workspace_bytes;
+	/* the wave */
+	struct kv_fast_item items[KV_FAST_ITEMS_MAX];
+	uint32_t n_items;
+	uint32_t op_next, row_next; /* the first row that is in no wave yet */
+	uint64_t n_span_tasks;
+};
+
+/* ---- memory of an item ---- */
+
+/* One prepared query; its slots follow. */
+struct kv_fast_prepared {
+	float units[KV_FAST_PARTS_MAX], sums[KV_FAST_PARTS_MAX];
+	float offset; /* scale * <q, k_center> */
+	float padding[15];
+};
+_Static_assert(sizeof(struct kv_fast_prepared) % 64 == 0, "slots are aligned");
+
+/* What one span found for one query: softmax over its tokens, and the weighted sum; its slots follow. */
+struct kv_fast_partial {
+	float max, sum;
+	float zeros[KV_FAST_PARTS_MAX];
+	float padding[6];
+};
+_Static_assert(sizeof(struct kv_fast_partial) % 64 == 0, "slots are aligned");
+
+static inline uint64_t kv_fast_prepared_bytes(const struct kv_fast_layer *layer)
+{
+	const uint64_t slot_bytes = layer->k.has_numbers ? sizeof(float) : sizeof(int16_t);
+
+	return sizeof(struct kv_fast_prepared) + kv_round_up_u64(layer->k.n_slots * slot_bytes, 64);
+}
+
+static inline uint64_t kv_fast_partial_bytes(const struct kv_fast_layer *layer)
+{
+	return sizeof(struct kv_fast_partial) + kv_round_up_u64(layer->v.n_slots * sizeof(float), 64);
+}
+
+/* Queries of one item are numbered (KV head, row, query head of the KV head). */
+static inline struct kv_fast_prepared *kv_fast_prepared_of(struct kv_fast_pool *pool,
+	const struct kv_fast_item *item, const struct kv_fast_layer *layer, uint64_t query_idx)
+{
+	return (struct kv_fast_prepared *)(void *)(pool->workspace + item->prepared_at +
+		query_idx * kv_fast_prepared_bytes(layer));
+}
+
+static inline struct kv_fast_partial *kv_fast_partial_of(struct kv_fast_pool *pool,
+	const struct kv_fast_item *item, const struct kv_fast_layer *layer, uint64_t n_queries, uint32_t span,
+	uint64_t query_idx)
+{
+	return (struct kv_fast_partial *)(void *)(pool->workspace + item->partials_at +
+		(span * n_queries + query_idx) * kv_fast_partial_bytes(layer));
+}
+
+static inline uint32_t kv_fast_min(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+static inline uint32_t kv_fast_max(uint32_t a, uint32_t b)
+{
+	return a > b ? a : b;
+}
+
+static inline struct kv_attention_range kv_fast_range_of(
+	const struct kv_fast_pool *pool, const struct kv_decode_op *op, uint32_t row)
+{
+	return kv_attention_range(op->n_tokens_seen, op->q_len, row, op->window,
+		pool->pages->spec->layers[op->layer].sink_tokens);
+}
+
+#endif

@@ -1,0 +1,283 @@
+/*
+ * Scores over packed rows, compiled once per instruction set (core/fast.h).
+ *
+ * A score is a sum over channels, so the products of a row and a query fill the lanes of a register, and the
+ * registers of several rows and queries are summed up together at the end. A row is taken apart once for up
+ * to four queries.
+ */
+#include "core/fast_set.h"
+
+/* dots[query * TOKENS + row] of n_queries queries and LANES / n_queries rows from `first` on. */
+INLINE void store_dots(f_vector sums, uint32_t first, const uint32_t n_queries, float *dots)
+{
+	const uint32_t n_rows = LANES / n_queries;
+	float lanes[LANES];
+
+	memcpy(lanes, &sums, sizeof(lanes));
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++)
+		memcpy(dots + (size_t)q * TOKENS + first, lanes + (size_t)q * n_rows, n_rows * sizeof(*dots));
+}
+
+/* Adds the products of register v of the queries with `values` of n_rows rows. */
+INLINE void add_products(const struct kv_fast_part *part, const struct kv_fast_query *queries, uint32_t v,
+	const i_vector *values, const uint32_t n_queries, i_vector *sums)
+{
+	const uint32_t n_rows = LANES / n_queries;
+
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		const i_vector codes = load_words(queries[q].codes + part->slot + (size_t)v * WORDS);
+
+		UNROLL
+		for (uint32_t r = 0; r < n_rows; r++)
+			sums[q * n_rows + r] = multiply_add(sums[q * n_rows + r], values[r], codes);
+	}
+}
+
+/* The same for registers that hold ROWS_AT_ONCE rows, of 8 / n_queries groups of them. */
+INLINE void add_products_of_rows(const struct kv_fast_part *part, const struct kv_fast_query *queries,
+	uint32_t v, i_vector values[8][2], const uint32_t i, const uint32_t n_queries, i_vector *sums)
+{
+	const uint32_t n_groups = 8 / n_queries;
+
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		const i_vector codes =
+			repeat_words(queries[q].codes + part->slot + (size_t)v * KV_FAST_ROW_WORDS);
+
+		UNROLL
+		for (uint32_t g = 0; g < n_groups; g++)
+			sums[g * n_queries + q] = multiply_add(sums[g * n_queries + q], values[g][i], codes);
+	}
+}
+
+/*
+ * 4-bit codes in shifted order. A register holds the same channels of ROWS_AT_ONCE rows, so that few lanes
+ * are left to be summed up; four registers of sums, of so many queries and groups of rows, are finished
+ * together.
+ */
+INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
+{
+	const struct lookup lookup = load_lookup(part->table, 4);
+	const uint32_t n_groups =
+		8 / n_queries; /* of rows, side by side: eight sums hide how long a product takes */
+
+	for (uint32_t first = 0; first < rows->n_rows; first += n_groups * ROWS_AT_ONCE) {
+		i_vector sums[8] = { 0 };
+
+		for (uint32_t block = 0; block < part->n_slots / (4 * KV_FAST_ROW_WORDS); block++) {
+			i_vector words[8];
+
+			UNROLL
+			for (uint32_t g = 0; g < n_groups; g++)
+				words[g] = words_of_rows(rows->rows + first + (size_t)g * ROWS_AT_ONCE,
+					part->offset + block * 2 * KV_FAST_ROW_WORDS);
+			UNROLL
+			for (uint32_t half = 0; half < 2; half++) {
+				i_vector values[8][2];
+
+				UNROLL
+				for (uint32_t g = 0; g < n_groups; g++)
+					expand_two(&lookup, words[g], half, values[g]);
+				UNROLL
+				for (uint32_t i = 0; i < 2; i++)
+					add_products_of_rows(part, queries, 4 * block + 2 * half + i, values,
+						i, n_queries, sums);
+			}
+		}
+		UNROLL
+		for (uint32_t i = 0; i < 8; i += 4) {
+			const f_vector all = add_lanes_of_rows(sums + i);
+			float lanes[LANES];
+
+			memcpy(lanes, &all, sizeof(lanes));
+			UNROLL
+			for (uint32_t n = 0; n < 4; n++)
+				memcpy(dots + (size_t)((i + n) % n_queries) * TOKENS + first +
+						(size_t)((i + n) / n_queries) * ROWS_AT_ONCE,
+					lanes + (size_t)n * ROWS_AT_ONCE, ROWS_AT_ONCE * sizeof(*dots));
+		}
+	}
+}
+
+INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lookup,
+	const uint8_t *const rows[], const struct kv_fast_query *queries, const uint32_t n_queries,
+	const uint32_t bits, const bool is_value, i_vector *sums)
+{
+	const uint32_t n_rows = LANES / n_queries;
+
+	for (uint32_t v = 0; v < part->n_slots / WORDS; v++) {
+		i_vector values[LANES];
+
+		UNROLL
+		for (uint32_t r = 0; r < n_rows; r++) {
+			const i_vector codes = codes_of(rows[r] + part->offset, v, bits);
+
+			values[r] = is_value ? mask_codes(codes, bits) : look_up(lookup, codes, bits);
+		}
+		add_products(part, queries, v, values, n_queries, sums);
+	}
+}
+
+INLINE void dot_codes(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
+	const bool is_value, float *dots)
+{
+	const struct lookup lookup = load_lookup(part->table, bits);
+
+	for (uint32_t first = 0; first < rows->n_rows; first += LANES / n_queries) {
+		i_vector sums[LANES] = { 0 };
+
+		dot_natural(part, &lookup, rows->rows + first, queries, n_queries, bits, is_value, sums);
+		store_dots(to_f32(add_lanes(sums)), first, n_queries, dots);
+	}
+}
+
+INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, const uint32_t n_queries, const enum kv_dtype number,
+	float *dots)
+{
+	const uint32_t n_rows = LANES / n_queries;
+
+	for (uint32_t first = 0; first < rows->n_rows; first += n_rows) {
+		f_vector sums[LANES] = { 0 };
+
+		for (uint32_t i = 0; i < part->n_slots; i += LANES) {
+			f_vector values[LANES];
+
+			UNROLL
+			for (uint32_t r = 0; r < n_rows; r++)
+				values[r] = numbers_of(rows->rows[first + r] + part->offset, i, number);
+			UNROLL
+			for (uint32_t q = 0; q < n_queries; q++) {
+				const f_vector query =
+					(f_vector)load_f32(queries[q].numbers + part->slot + i);
+
+				UNROLL
+				for (uint32_t r = 0; r < n_rows; r++)
+					sums[q * n_rows + r] =
+						fma_f32(values[r], query, sums[q * n_rows + r]);
+			}
+		}
+		store_dots(add_lanes_f32(sums), first, n_queries, dots);
+	}
+}
+
+INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
+{
+#define DOT(bits, is_value) dot_codes(part, rows, queries, n_queries, bits, is_value, dots)
+	if (part->kind == KV_FAST_NUMBERS) {
+		if (part->number == KV_DTYPE_F32)
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F32, dots);
+		else if (part->number == KV_DTYPE_F16)
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F16, dots);
+		else if (part->number == KV_DTYPE_BF16)
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_BF16, dots);
+		else
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_NONE, dots);
+		return;
+	}
+	switch (part->bits) {
+	case 1:
+		DOT(1, false);
+		break;
+	case 2:
+		DOT(2, false);
+		break;
+	case 3:
+		DOT(3, false);
+		break;
+	case 4:
+		if (part->is_shifted)
+			dot_shifted(part, rows, queries, n_queries, dots);
+		else
+			DOT(4, false);
+		break;
+	case 5:
+		DOT(5, false);
+		break;
+	case 6:
+		DOT(6, false);
+		break;
+	case 7:
+		DOT(7, false);
+		break;
+	default:
+		if (part->is_value)
+			DOT(8, true);
+		else
+			DOT(8, false);
+		break;
+	}
+#undef DOT
+}
+
+static void dot_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, float *dots)
+{
+	dot_part(part, rows, queries, 1, dots);
+}
+
+static void dot_part_2(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, float *dots)
+{
+	dot_part(part, rows, queries, 2, dots);
+}
+
+static void dot_part_4(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, float *dots)
+{
+	dot_part(part, rows, queries, 4, dots);
+}
+
+static void score(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, uint32_t n_queries, float *products, uint32_t stride)
+{
+	float dots[KV_FAST_QUERIES_MAX * TOKENS];
+	struct fields fields;
+
+	for (uint32_t row = 0; row < rows->n_rows; row++)
+		ask_for(rows, row);
+	for (uint32_t p = 0; p < side->n_parts; p++) {
+		const struct kv_fast_part *part = &side->parts[p];
+
+		(n_queries == 1                  ? dot_part_1
+				: n_queries == 2 ? dot_part_2
+						 : dot_part_4)(part, rows, queries, dots);
+		load_fields(part, rows, &fields);
+		for (uint32_t q = 0; q < n_queries; q++) {
+			for (uint32_t t = 0; t < TOKENS; t += LANES) {
+				float *to = products + (size_t)q * stride + t;
+				f32_lanes sum = load_f32(dots + (size_t)q * TOKENS + t) *
+					repeat_f32(queries[q].units[p]);
+
+				if (fields.has_scale)
+					sum *= load_f32(fields.scale + t);
+				if (fields.has_zero)
+					sum += load_f32(fields.zero + t) * repeat_f32(queries[q].sums[p]);
+				store_f32(p == 0 ? sum : load_f32(to) + sum, to);
+			}
+		}
+	}
+}
+
+static uint32_t code_of_slot_of_set(bool is_v, uint32_t slot)
+{
+	return code_of_slot(is_v, slot);
+}
+
+extern const struct kv_fast_kernels OF_SET(kv_fast_kernels);
+const struct kv_fast_kernels OF_SET(kv_fast_kernels) = {
+	.name = TEXT(KV_FAST_SET),
+	.words = WORDS,
+	.code_of_slot = code_of_slot_of_set,
+	.score = score,
+	.accumulate = OF_SET(kv_fast_accumulate),
+	.max = OF_SET(kv_fast_max),
+	.exp_sum = OF_SET(kv_fast_exp_sum),
+	.bend = OF_SET(kv_fast_bend),
+	.scale = OF_SET(kv_fast_scale),
+};

@@ -1,0 +1,101 @@
+/*
+ * What the files that are compiled once per instruction set share: core/fast_kernels.c, fast_sums.c,
+ * fast_softmax.c.
+ */
+#ifndef CORE_FAST_SET_H
+#define CORE_FAST_SET_H
+
+#include "core/fast_vector.h"
+
+#ifndef KV_FAST_SET
+#error "compiled by core/meson.build, once per instruction set"
+#endif
+/* The name of something that every set has. */
+#define OF_SET(name)     JOIN(name, KV_FAST_SET)
+#define JOIN(a, b)       JOIN_AGAIN(a, b)
+#define JOIN_AGAIN(a, b) a##_##b
+#define TEXT(set)        TEXT_AGAIN(set)
+#define TEXT_AGAIN(set)  #set
+
+#define TOKENS KV_FAST_BLOCK_TOKENS
+
+/* Slots of struct kv_fast_kernels. */
+void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
+	const float *weights, uint32_t stride, uint32_t n_queries, float *const *sums, float *const *zeros);
+float OF_SET(kv_fast_max)(const float *values, uint32_t n);
+float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max);
+void OF_SET(kv_fast_bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
+void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor);
+
+/* ---- rows ---- */
+
+INLINE void ask_for(const struct kv_fast_rows *rows, uint32_t row)
+{
+	for (uint32_t o = rows->ahead_bytes; o < rows->ahead_end_bytes; o += 64)
+		_mm_prefetch((const char *)rows->rows[row] + o, _MM_HINT_T0);
+}
+
+INLINE f_vector numbers_of(const uint8_t *numbers, uint32_t i, const enum kv_dtype number)
+{
+	if (number == KV_DTYPE_F32)
+		return (f_vector)load_f32((const float *)(const void *)numbers + i);
+	if (number == KV_DTYPE_F16)
+		return f16_to_f32(numbers + (size_t)i * 2);
+	if (number == KV_DTYPE_BF16)
+		return bf16_to_f32(numbers + (size_t)i * 2);
+	return e4m3_to_f32(numbers + i);
+}
+
+/* ---- fields of rows ---- */
+
+INLINE void load_field(const struct kv_fast_rows *rows, const struct kv_fast_field *field, float out[TOKENS])
+{
+	if (field->kind == KV_FAST_FIELD_F32) {
+		for (uint32_t t = 0; t < TOKENS; t++)
+			memcpy(&out[t], rows->rows[t] + field->offset, sizeof(out[t]));
+	} else {
+		uint16_t halves[TOKENS];
+
+		for (uint32_t t = 0; t < TOKENS; t++)
+			memcpy(&halves[t], rows->rows[t] + field->offset, sizeof(halves[t]));
+		for (uint32_t t = 0; t < TOKENS; t += LANES)
+			store_f32((f32_lanes)f16_to_f32(halves + t), out + t);
+	}
+}
+
+/* A part's scale and zero of every row, both times the outer scale. */
+struct fields {
+	float scale[TOKENS], zero[TOKENS];
+	bool has_scale, has_zero;
+};
+
+INLINE void multiply(float *values, const float *factors)
+{
+	for (uint32_t t = 0; t < TOKENS; t += LANES)
+		store_f32(load_f32(values + t) * load_f32(factors + t), values + t);
+}
+
+static inline void load_fields(
+	const struct kv_fast_part *part, const struct kv_fast_rows *rows, struct fields *fields)
+{
+	float outer[TOKENS];
+
+	fields->has_scale = part->scale.kind != KV_FAST_FIELD_NONE;
+	fields->has_zero = part->zero.kind != KV_FAST_FIELD_NONE;
+	if (fields->has_scale)
+		load_field(rows, &part->scale, fields->scale);
+	if (fields->has_zero)
+		load_field(rows, &part->zero, fields->zero);
+	if (part->outer.kind == KV_FAST_FIELD_NONE)
+		return;
+	load_field(rows, &part->outer, outer);
+	if (fields->has_scale)
+		multiply(fields->scale, outer);
+	else
+		memcpy(fields->scale, outer, sizeof(outer));
+	if (fields->has_zero)
+		multiply(fields->zero, outer);
+	fields->has_scale = true;
+}
+
+#endif

@@ -1,0 +1,258 @@
+/*
+ * Weighted sums of packed rows, compiled once per instruction set (core/fast.h). A sum is one over tokens:
+ * rows are taken in pairs whose channels stand side by side, and a lane holds the sum of one channel.
+ */
+#include "core/fast_set.h"
+
+/* Weights of one part and query, as pairs of 16-bit integers: weight = integer * unit. */
+struct weights {
+	int32_t pairs[TOKENS / 2];
+	float unit;
+};
+
+float OF_SET(kv_fast_max)(const float *values, uint32_t n)
+{
+	f32_lanes max = load_f32(values);
+
+	for (uint32_t i = LANES; i < n; i += LANES)
+		max = greater(max, load_f32(values + i));
+	return greatest_lane(max);
+}
+
+static void round_weights(const float *values, struct weights *weights)
+{
+	const float max = OF_SET(kv_fast_max)(values, TOKENS);
+	const float factor = max > 0 ? (float)KV_FAST_WEIGHT_MAX / max : 0;
+	int16_t codes[TOKENS];
+
+	for (uint32_t t = 0; t < TOKENS; t += LANES)
+		store_rounded((f_vector)(load_f32(values + t) * repeat_f32(factor)), codes + t);
+	memcpy(weights->pairs, codes, sizeof(codes));
+	weights->unit = max / (float)KV_FAST_WEIGHT_MAX;
+}
+
+/* Registers [v, v + n_vectors) of a weighted sum, in channels. */
+INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *lookup,
+	const struct kv_fast_rows *rows, const struct weights *weights, const uint32_t n_queries, uint32_t v,
+	const uint32_t n_vectors, const uint32_t bits, const bool is_shifted, const bool is_value,
+	const uint32_t half, float *const *sums)
+{
+	i_vector totals[KV_FAST_QUERIES_MAX][4] = { 0 };
+
+	for (uint32_t t = 0; t < rows->n_rows; t += 2) {
+		const uint8_t *a = rows->rows[t] + part->offset, *b = rows->rows[t + 1] + part->offset;
+		i_vector values[4];
+
+		if (is_shifted) {
+			const i_vector words = shifted_words_of_two(a, b, v / 4);
+
+			UNROLL
+			for (uint32_t i = 0; i < n_vectors; i += 2)
+				expand_two(lookup, words, half + i / 2, values + i);
+		} else {
+			UNROLL
+			for (uint32_t i = 0; i < n_vectors; i++) {
+				const i_vector codes = codes_of_two(a, b, v + i, bits);
+
+				values[i] = is_value ? mask_codes(codes, bits) : look_up(lookup, codes, bits);
+			}
+		}
+		UNROLL
+		for (uint32_t q = 0; q < n_queries; q++) {
+			const i_vector weight = repeat_pair(weights[q].pairs[t / 2]);
+
+			UNROLL
+			for (uint32_t i = 0; i < n_vectors; i++)
+				totals[q][i] = multiply_add(totals[q][i], values[i], weight);
+		}
+	}
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		float *to = sums[q] + part->slot + (size_t)v * LANES;
+
+		UNROLL
+		for (uint32_t i = 0; i < n_vectors; i++)
+			store_f32(load_f32(to + (size_t)i * LANES) +
+					(f32_lanes)to_f32(totals[q][i]) * repeat_f32(weights[q].unit),
+				to + (size_t)i * LANES);
+	}
+}
+
+INLINE void sum_codes(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct weights *weights, const uint32_t n_queries, const uint32_t bits, const bool is_shifted,
+	const bool is_value, float *const *sums)
+{
+	const struct lookup lookup = load_lookup(part->table, bits);
+	const uint32_t n_vectors = part->n_slots / LANES;
+	uint32_t v = 0;
+
+	/* Sixteen registers hold eight sums, thirty-two hold sixteen. */
+	for (; LANES == 16 && v + 4 <= n_vectors; v += 4)
+		sum_codes_of(
+			part, &lookup, rows, weights, n_queries, v, 4, bits, is_shifted, is_value, 0, sums);
+	for (; v < n_vectors; v += 2) {
+		if (is_shifted && v % 4 == 2)
+			sum_codes_of(part, &lookup, rows, weights, n_queries, v, 2, bits, is_shifted,
+				is_value, 1, sums);
+		else
+			sum_codes_of(part, &lookup, rows, weights, n_queries, v, 2, bits, is_shifted,
+				is_value, 0, sums);
+	}
+}
+
+INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const float *weights, const uint32_t n_queries, const enum kv_dtype number, float *const *sums)
+{
+	const uint32_t n_at_once = LANES == 16 ? 4 : 2;
+	const uint32_t n_vectors = part->n_slots / LANES;
+
+	for (uint32_t v = 0; v < n_vectors; v += n_at_once) {
+		f32_lanes totals[KV_FAST_QUERIES_MAX][4];
+		const uint32_t n = n_vectors - v < n_at_once ? n_vectors - v : n_at_once;
+
+		for (uint32_t q = 0; q < n_queries; q++) {
+			for (uint32_t i = 0; i < n; i++)
+				totals[q][i] = load_f32(sums[q] + part->slot + (size_t)(v + i) * LANES);
+		}
+		if (n == n_at_once) {
+			for (uint32_t t = 0; t < rows->n_rows; t++) {
+				UNROLL
+				for (uint32_t i = 0; i < n_at_once; i++) {
+					const f_vector values = numbers_of(
+						rows->rows[t] + part->offset, (v + i) * LANES, number);
+
+					UNROLL
+					for (uint32_t q = 0; q < n_queries; q++)
+						totals[q][i] = (f32_lanes)fma_f32(values,
+							(f_vector)repeat_f32(weights[q * TOKENS + t]),
+							(f_vector)totals[q][i]);
+				}
+			}
+		} else {
+			for (uint32_t t = 0; t < rows->n_rows; t++) {
+				for (uint32_t i = 0; i < n; i++) {
+					const f_vector values = numbers_of(
+						rows->rows[t] + part->offset, (v + i) * LANES, number);
+
+					for (uint32_t q = 0; q < n_queries; q++)
+						totals[q][i] = (f32_lanes)fma_f32(values,
+							(f_vector)repeat_f32(weights[q * TOKENS + t]),
+							(f_vector)totals[q][i]);
+				}
+			}
+		}
+		for (uint32_t q = 0; q < n_queries; q++) {
+			for (uint32_t i = 0; i < n; i++)
+				store_f32(totals[q][i], sums[q] + part->slot + (size_t)(v + i) * LANES);
+		}
+	}
+}
+
+INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
+	const uint32_t n_queries, float *const *sums)
+{
+	struct weights weights[KV_FAST_QUERIES_MAX];
+
+	if (part->kind == KV_FAST_NUMBERS) {
+		if (part->number == KV_DTYPE_F32)
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_F32, sums);
+		else if (part->number == KV_DTYPE_F16)
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_F16, sums);
+		else if (part->number == KV_DTYPE_BF16)
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_BF16, sums);
+		else
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_NONE, sums);
+		return;
+	}
+	for (uint32_t q = 0; q < n_queries; q++)
+		round_weights(scaled + (size_t)q * TOKENS, &weights[q]);
+#define SUM(bits, is_shifted, is_value) \
+	sum_codes(part, rows, weights, n_queries, bits, is_shifted, is_value, sums)
+	switch (part->bits) {
+	case 1:
+		SUM(1, false, false);
+		break;
+	case 2:
+		SUM(2, false, false);
+		break;
+	case 3:
+		SUM(3, false, false);
+		break;
+	case 4:
+		if (part->is_shifted)
+			SUM(4, true, false);
+		else
+			SUM(4, false, false);
+		break;
+	case 5:
+		SUM(5, false, false);
+		break;
+	case 6:
+		SUM(6, false, false);
+		break;
+	case 7:
+		SUM(7, false, false);
+		break;
+	default:
+		if (part->is_value)
+			SUM(8, false, true);
+		else
+			SUM(8, false, false);
+		break;
+	}
+#undef SUM
+}
+
+static void sum_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
+	float *const *sums)
+{
+	sum_part(part, rows, scaled, 1, sums);
+}
+
+static void sum_part_2(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
+	float *const *sums)
+{
+	sum_part(part, rows, scaled, 2, sums);
+}
+
+static void sum_part_4(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
+	float *const *sums)
+{
+	sum_part(part, rows, scaled, 4, sums);
+}
+
+static float dot_tokens(const float *a, const float *b)
+{
+	f32_lanes sum = load_f32(a) * load_f32(b);
+
+	for (uint32_t t = LANES; t < TOKENS; t += LANES)
+		sum += load_f32(a + t) * load_f32(b + t);
+	return sum_of_lanes(sum);
+}
+
+void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
+	const float *weights, uint32_t stride, uint32_t n_queries, float *const *sums, float *const *zeros)
+{
+	float scaled[KV_FAST_QUERIES_MAX * TOKENS];
+	struct fields fields;
+
+	for (uint32_t row = 0; row < rows->n_rows; row++)
+		ask_for(rows, row);
+	for (uint32_t p = 0; p < side->n_parts; p++) {
+		const struct kv_fast_part *part = &side->parts[p];
+
+		load_fields(part, rows, &fields);
+		for (uint32_t q = 0; q < n_queries; q++) {
+			float *to = scaled + (size_t)q * TOKENS;
+
+			memcpy(to, weights + (size_t)q * stride, TOKENS * sizeof(*to));
+			if (fields.has_zero)
+				zeros[q][p] += dot_tokens(to, fields.zero);
+			if (fields.has_scale)
+				multiply(to, fields.scale);
+		}
+		(n_queries == 1                  ? sum_part_1
+				: n_queries == 2 ? sum_part_2
+						 : sum_part_4)(part, rows, scaled, sums);
+	}
+}

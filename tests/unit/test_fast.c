@@ -1,0 +1,340 @@
+/*
+ * Fast decodes against the scalar backend, on every set of kernels that this processor runs: every format as
+ * K and as V at every head_dim, with head ratios, block sizes and options in turn; long sequences; many
+ * waves. Loop index: the set.
+ */
+#include <stdio.h>
+
+#include "core/checked.h"
+#include "core/fast.h"
+#include "core/fast_decode.h"
+#include "tests/lib/batch_rig.h"
+
+#define N_SETS 2
+#define N_SEEN 149u
+#define HEADS  2u /* KV */
+/* core/DESIGN.md, Fast decodes: numbers, tables of whole numbers, codebooks. */
+#define BOUND_NUMBERS 1e-5
+#define BOUND_WHOLE   1e-3
+#define BOUND_TABLES  2e-3
+
+static const char *const options[] = {
+	"",
+	",\"window\":37",
+	",\"window\":70,\"sink_tokens\":9",
+	",\"softcap\":2",
+	",\"scale\":0.2",
+};
+static const uint32_t dims[] = { 16, 48, 64, 80, 96, 112, 128, 192, 256 };
+static const uint32_t ratios[] = { 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 };
+
+/* As rows are in the formats' own words: a name's family tells what is rounded. */
+static double bound_of(const char *k, const char *v)
+{
+	const char *names[2] = { k, v };
+	double bound = BOUND_NUMBERS;
+
+	for (int i = 0; i < 2; i++) {
+		const bool is_table = strncmp(names[i], "t", 1) == 0,
+			   is_whole = strncmp(names[i], "v", 1) == 0;
+
+		bound = is_table ? BOUND_TABLES : is_whole && bound < BOUND_WHOLE ? BOUND_WHOLE : bound;
+	}
+	return bound;
+}
+
+static bool is_served(const char *name, uint32_t dim)
+{
+	const struct kv_format *format = NULL;
+
+	ck_assert_int_eq(kv_format_parse(name, &format, NULL), KV_OK);
+	return kv_format_check(format, dim, NULL) == KV_OK;
+}
+
+static void check_cell(
+	const struct kv_fast_kernels *kernels, uint32_t cell, uint32_t dim, const char *k, const char *v)
+{
+	const uint32_t block_size = 16u << cell % 3;
+	struct kv_decode_op *ops[3];
+	struct batch_rig rig;
+	struct batch_seq seq;
+	char json[512];
+
+	snprintf(json, sizeof(json),
+		"{\"name\":\"p\",\"layers\":1,\"q_heads\":%u,\"kv_heads\":%u,\"block_size\":%u,\"blocks\":%u,"
+		"\"head_dim\":%u,"
+		"\"k\":\"%s\",\"v\":\"%s\"%s}",
+		HEADS * ratios[cell % KV_LENGTH(ratios)], HEADS, block_size, 12 * 64 / block_size, dim, k, v,
+		options[cell % KV_LENGTH(options)]);
+	rig_init_with(&rig, cell % 2, kernels, json);
+	seq_init(&rig, &seq, 1 + cell % 3, 1);
+	seq_append(&rig, &seq, 0, 1, N_SEEN, KV_DTYPE_F32, true);
+	ops[0] = seq_decode(&rig, &seq, 0, 1, N_SEEN);
+	ops[1] = seq_decode(&rig, &seq, 0, 1, 1 + cell % 33);
+	ops[2] = seq_decode(&rig, &seq, 0, 1, 0);
+	rig_run(&rig);
+	for (size_t i = 0; i < KV_LENGTH(ops); i++)
+		seq_check(&rig, &seq, ops[i], bound_of(k, v));
+	seq_finish(&seq);
+	rig_finish(&rig);
+}
+
+/*
+ * K4: every format as K and every format as V at every dim, within the bound of what is rounded. K and V of a
+ * cell do not meet in any kernel, so pairs are taken in turn.
+ */
+START_TEST(test_fast_every_cell)
+{
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+	const uint32_t n = kv_format_count();
+
+	for (uint32_t cell = 0; kernels && cell < n * KV_LENGTH(dims); cell++) {
+		const uint32_t dim = dims[cell / n];
+		const char *k = kv_format_at(cell % n)->name,
+			   *v = kv_format_at((cell % n * 7 + cell / n) % n)->name;
+
+		if (is_served(k, dim) && is_served(v, dim))
+			check_cell(kernels, cell, dim, k, v);
+		else if (is_served(k, dim))
+			check_cell(kernels, cell, dim, k, "f32");
+		else if (is_served(v, dim))
+			check_cell(kernels, cell, dim, "f32", v);
+	}
+}
+END_TEST
+
+/* Groups of vN that the kernels do not take go through the scalar routine, and are exact. */
+START_TEST(test_fast_other_groups_are_scalar)
+{
+	static const uint32_t groups[] = { 16, 20, 40, 64, 80 };
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+
+	for (size_t g = 0; kernels && g < KV_LENGTH(groups); g++) {
+		struct batch_rig rig;
+		struct batch_seq seq;
+		char json[512];
+
+		snprintf(json, sizeof(json),
+			"{\"name\":\"p\",\"layers\":1,\"q_heads\":4,\"kv_heads\":2,\"block_size\":16,"
+			"\"blocks\":40,"
+			"\"head_dim\":80,\"k\":\"v4\",\"v\":\"v8\",\"group\":%u}",
+			groups[g]);
+		rig_init_with(&rig, 0, kernels, json);
+		seq_init(&rig, &seq, 0, 1);
+		seq_append(&rig, &seq, 0, 1, N_SEEN, KV_DTYPE_F32, true);
+		const struct kv_decode_op *op = seq_decode(&rig, &seq, 0, 2, N_SEEN);
+
+		rig_run(&rig);
+		seq_check(
+			&rig, &seq, op, groups[g] % 32 == 0 || groups[g] == 80 ? BOUND_WHOLE : BOUND_NUMBERS);
+		seq_finish(&seq);
+		rig_finish(&rig);
+	}
+}
+END_TEST
+
+#define LONG_POOL                                                                                           \
+	"{\"name\":\"p\",\"layers\":1,\"q_heads\":6,\"kv_heads\":2,\"block_size\":16,\"blocks\":16,\"head_" \
+	"dim\":32,"                                                                                         \
+	"\"k\":\"tq4\",\"v\":\"tq3\",\"window\":%u,\"sink_tokens\":%u}"
+#define LONG_SEEN 40000u /* more pieces than there are spans */
+
+/* A table that names the same blocks again and again. */
+static struct kv_decode_op *long_decode(struct batch_rig *rig, const struct batch_seq *seq, uint32_t q_len)
+{
+	uint32_t *table = rig_take(rig, LONG_SEEN / 16 * sizeof(*table));
+	struct kv_decode_op *op = seq_decode(rig, seq, 0, q_len, LONG_SEEN);
+
+	for (uint32_t b = 0; b < LONG_SEEN / 16; b++)
+		table[b] = seq->table[0][(b * 5 + b / 13) % 16];
+	op->table = table;
+	return op;
+}
+
+static void start_long(struct batch_rig *rig, struct batch_seq *seq, const struct kv_fast_kernels *kernels,
+	uint32_t window, uint32_t sink_tokens)
+{
+	char json[512];
+
+	snprintf(json, sizeof(json), LONG_POOL, window, sink_tokens);
+	rig_init_with(rig, 0, kernels, json);
+	seq_init(rig, seq, 0, 1);
+	seq_append(rig, seq, 0, 1, 256, KV_DTYPE_F32, true);
+	rig_run(rig);
+	rig_begin(rig);
+}
+
+/* Many pieces in many spans, windows that begin anywhere, first tokens beside them: what the scalar backend
+ * gives. */
+START_TEST(test_fast_long_sequences)
+{
+	static const uint32_t windows[][2] = { { 0, 0 }, { 35000, 600 }, { 513, 1030 } };
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+
+	for (size_t w = 0; kernels && w < KV_LENGTH(windows); w++) {
+		const struct kv_fast_kernels *both[2] = { NULL, kernels };
+		float out[2][6 * 32], lse[2][6];
+
+		for (int b = 0; b < 2; b++) {
+			struct batch_rig rig;
+			struct batch_seq seq;
+
+			start_long(&rig, &seq, both[b], windows[w][0], windows[w][1]);
+			const struct kv_decode_op *op = long_decode(&rig, &seq, 1);
+
+			rig_run(&rig);
+			memcpy(out[b], op->out, sizeof(out[b]));
+			memcpy(lse[b], op->lse, sizeof(lse[b]));
+			seq_finish(&seq);
+			rig_finish(&rig);
+		}
+		for (uint32_t h = 0; h < 6; h++) {
+			double error = 0, norm = 0;
+
+			for (uint32_t i = 32 * h; i < 32 * (h + 1); i++) {
+				error += (double)(out[1][i] - out[0][i]) * (double)(out[1][i] - out[0][i]);
+				norm += (double)out[0][i] * (double)out[0][i];
+			}
+			ck_assert_double_le(sqrt(error), BOUND_TABLES * sqrt(norm));
+			ck_assert_double_le(fabs((double)(lse[1][h] - lse[0][h])), BOUND_TABLES);
+		}
+	}
+}
+END_TEST
+
+/* The same bits alone, in the company of others, in several waves, and with any number of threads. */
+START_TEST(test_fast_same_bits_in_any_company)
+{
+	enum { OPS = 24 };
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+	static float out[4][OPS][3 * 6 * 32];
+
+	for (int run = 0; kernels && run < 4; run++) {
+		struct batch_rig rig;
+		struct batch_seq seq;
+		struct kv_decode_op *ops[OPS];
+		char json[512];
+
+		snprintf(json, sizeof(json), LONG_POOL, 0u, 0u);
+		rig_init_with(&rig, run == 0 ? 0 : 2 * (uint32_t)run - 1, kernels, json);
+		seq_init(&rig, &seq, 0, 1);
+		seq_append(&rig, &seq, 0, 1, 256, KV_DTYPE_F32, true);
+		rig_run(&rig);
+		rig.seed = 99; /* the same queries in every run */
+		for (int n = 0; n < OPS; n++) {
+			if (run == 0 || n == 0)
+				rig_begin(&rig);
+			ops[n] = n % 6 == 0 ? long_decode(&rig, &seq, 3)
+					    : seq_decode(&rig, &seq, 0, 3, 3 + 10 * (uint32_t)n);
+			if (run == 0) {
+				rig_run(&rig);
+				memcpy(out[0][n], ops[n]->out, sizeof(out[0][n]));
+			}
+		}
+		if (run > 0)
+			rig_run(&rig);
+		for (int n = 0; run > 0 && n < OPS; n++) {
+			memcpy(out[run][n], ops[n]->out, sizeof(out[run][n]));
+			ck_assert_mem_eq(out[run][n], out[0][n], sizeof(out[0][n]));
+		}
+		seq_finish(&seq);
+		rig_finish(&rig);
+	}
+}
+END_TEST
+
+/* Items that are larger than the workspace come in parts, in waves one after the other. */
+START_TEST(test_fast_many_waves)
+{
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+	const size_t n_numbers = (size_t)128 * 16, row_bytes = n_numbers * sizeof(float);
+	struct kv_decode_op whole, *op;
+	struct batch_rig rig;
+	struct batch_seq seq;
+	uint8_t *out;
+
+	if (!kernels)
+		return;
+	rig_init_with(&rig, 0, kernels,
+		"{\"name\":\"p\",\"layers\":1,\"q_heads\":128,\"kv_heads\":1,\"block_size\":16,\"blocks\":16,"
+		"\"head_dim\":16,"
+		"\"k\":\"bf16\",\"v\":\"bf16\"}");
+	seq_init(&rig, &seq, 0, 1);
+	seq_append(&rig, &seq, 0, 1, 256, KV_DTYPE_F32, true);
+	rig_run(&rig);
+	rig_begin(&rig);
+	op = long_decode(&rig, &seq, 16); /* 16 rows of 128 queries of 64 spans of 128 bytes: 16 MiB */
+	whole = *op;
+	rig_run(&rig);
+	out = malloc(16 * row_bytes);
+	ck_assert_ptr_nonnull(out);
+	memcpy(out, op->out, 16 * row_bytes);
+	for (uint32_t r = 0; r < 16; r += 5) {
+		*op = whole;
+		op->q_len = 1;
+		op->n_tokens_seen = LONG_SEEN - 15 + r;
+		op->q = whole.q + r * row_bytes;
+		rig_run(&rig);
+		/* Not the same bits: where pieces are fewer, spans may be cut elsewhere. */
+		for (size_t i = 0; i < n_numbers; i++)
+			ck_assert_float_le(fabsf(((float *)(void *)op->out)[i] -
+						   ((float *)(void *)out)[r * n_numbers + i]),
+				1e-5f);
+	}
+	free(out);
+	seq_finish(&seq);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* exp, tanh and slopes of the kernels against the C library's. */
+START_TEST(test_fast_softmax)
+{
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+	float values[512], logits[512];
+	double sum = 0;
+
+	if (!kernels)
+		return;
+	for (uint32_t i = 0; i < 512; i++)
+		logits[i] = i % 9 == 0 ? -INFINITY : 7.0f - 0.19f * (float)i;
+	memcpy(values, logits, sizeof(values));
+	ck_assert_float_eq(kernels->max(values, 512), logits[1]);
+
+	const float got = kernels->exp_sum(values, 512, logits[1]);
+
+	for (uint32_t i = 0; i < 512; i++) {
+		const double exact = exp((double)(logits[i] - logits[1]));
+
+		ck_assert_double_le(fabs((double)values[i] - exact), exact * 0x1p-21 + 1.2e-38);
+		sum += exact;
+	}
+	ck_assert_double_le(fabs((double)got - sum), sum * 1e-6);
+	for (uint32_t i = 0; i < 512; i++)
+		values[i] = logits[i] = 60.0f - 0.3f * (float)i;
+	kernels->bend(values, 512, 0.5f, 30, -0.25f, -511);
+	for (uint32_t i = 0; i < 512; i++) {
+		const double exact = 30 * tanh(((double)logits[i] + 0.5) / 30) - 0.25 * ((double)i - 511);
+
+		ck_assert_double_le(fabs((double)values[i] - exact), 2e-5);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("fast");
+	TCase *tc = tcase_create("decodes");
+
+	if (!kv_fast_kernels_at(0))
+		return 77; /* no set of kernels on this processor */
+	tcase_set_timeout(tc, 120);
+	tcase_add_loop_test(tc, test_fast_every_cell, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_other_groups_are_scalar, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_long_sequences, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_same_bits_in_any_company, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_many_waves, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_softmax, 0, N_SETS);
+	suite_add_tcase(suite, tc);
+	return kv_test_run(suite, CK_NOFORK);
+}
