@@ -19,6 +19,7 @@ static const struct srv_command *const commands[] = {
 	&srv_cmd_top,
 	&srv_cmd_plan,
 	&srv_cmd_replay,
+	&srv_cmd_bench_cpu,
 	&srv_cmd_bench_echo,
 	&srv_cmd_bench_step,
 	&srv_cmd_bench_ingest,

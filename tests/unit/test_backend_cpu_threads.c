@@ -333,7 +333,7 @@ START_TEST(test_backend_cpu_create_fails_whole)
 
 	ops->info(backend, &info);
 	ck_assert_uint_eq(info.n_threads, (uint32_t)_i);
-	ck_assert_int_eq(strncmp(info.device, "CPU, ", 5), 0);
+	ck_assert_int_eq(strncmp(info.device, "CPU (scalar), ", 14), 0);
 	ops->destroy(backend);
 	ops->destroy(NULL);
 	ck_assert_int_eq(kv_backend_cpu_create(KV_BACKEND_CPU_THREADS_MAX + 1, &backend, NULL), KV_BAD_ARG);
