@@ -232,6 +232,8 @@ static struct srv_http *create(void)
 		return NULL;
 	http->n_refs = 1;
 	http->answer_timeout_ms = SRV_HTTP_ANSWER_TIMEOUT_MS;
+	http->total_ms = SRV_HTTP_TOTAL_MS;
+	http->crowded_ms = SRV_HTTP_CROWDED_MS;
 	kv_list_init(&http->calls);
 	kv_list_init(&http->conns);
 	for (uint32_t i = 0; i < SRV_HTTP_LISTENERS; i++)

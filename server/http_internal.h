@@ -158,7 +158,7 @@ struct srv_http {
 	bool has_watchdog;
 	/* under lock */
 	bool is_stopping;
-	uint32_t answer_timeout_ms;
+	uint32_t answer_timeout_ms, total_ms, crowded_ms;
 	uint32_t n_refs;      /* the owner, and each call that the loop has */
 	uint32_t n_waiting;   /* requests that were posted and are not completed */
 	struct kv_list calls; /* oldest first, so the first has the next deadline */

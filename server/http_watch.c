@@ -94,7 +94,7 @@ void srv_http_conn_answered(struct srv_http *http, struct MHD_Connection *connec
 static void end_slow_connections(struct srv_http *http, uint64_t now_ns)
 {
 	const uint64_t total_ms =
-		http->n_conns > SRV_HTTP_CONNECTIONS_MAX / 2 ? SRV_HTTP_CROWDED_MS : SRV_HTTP_TOTAL_MS;
+		http->n_conns > SRV_HTTP_CONNECTIONS_MAX / 2 ? http->crowded_ms : http->total_ms;
 
 	kv_list_for_each (node, &http->conns) {
 		struct srv_http_conn *conn = kv_container_of(node, struct srv_http_conn, link);

@@ -278,14 +278,19 @@ static void turn_until_done(struct parts *parts)
 {
 	struct srv_server *server = parts->server;
 	int n_seen = 0, n_reloads_seen = 0;
+	bool has_said_stopping = false;
 
 	while (!srv_server_is_done(server)) {
 		look_after_reload(parts, &n_reloads_seen);
 		if (n_stop_signals > n_seen) {
 			n_seen = n_stop_signals;
 			srv_log(SRV_LOG_INFO, "stopping: answering what is in flight");
-			srv_notify_send(&parts->notify, "STOPPING=1");
 			srv_server_drain(server);
+		}
+		/* By a signal, or over HTTP. */
+		if (srv_server_is_draining(server) && !has_said_stopping) {
+			has_said_stopping = true;
+			srv_notify_send(&parts->notify, "STOPPING=1");
 		}
 		int64_t wait_ns = srv_server_wait_ns(server);
 

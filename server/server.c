@@ -402,6 +402,11 @@ bool srv_server_is_done(const struct srv_server *server)
 	return is_quiet || server->now_ns >= server->drain_end_ns;
 }
 
+bool srv_server_is_draining(const struct srv_server *server)
+{
+	return server->is_draining;
+}
+
 bool srv_server_is_stuck(const struct srv_server *server)
 {
 	return srv_scheduler_oldest_ns(server) >= SRV_BATCH_STUCK_NS;

@@ -56,6 +56,7 @@ KV_MUST_CHECK enum kv_status srv_server_restore(struct srv_server *server, struc
 /* Stop accepting; once nothing is in flight (or the drain time is over) is_done() is true. */
 void srv_server_drain(struct srv_server *server);
 bool srv_server_is_done(const struct srv_server *server);
+bool srv_server_is_draining(const struct srv_server *server);
 /* True while a batch has not come back for so long that it is not expected to: let a supervisor act. */
 bool srv_server_is_stuck(const struct srv_server *server);
 /* 0 drained, 4 device lost, 1 anything else that ended it. Valid once done. */

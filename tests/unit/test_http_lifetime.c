@@ -38,6 +38,15 @@ static void set_answer_timeout_ms(uint32_t timeout_ms)
 	pthread_mutex_unlock(&test.http->lock);
 }
 
+/* How long a connection may take from accept, or from its last answer, to the end of the next one. */
+static void set_times_ms(uint32_t total_ms, uint32_t crowded_ms)
+{
+	pthread_mutex_lock(&test.http->lock);
+	test.http->total_ms = total_ms;
+	test.http->crowded_ms = crowded_ms;
+	pthread_mutex_unlock(&test.http->lock);
+}
+
 static void assert_problem(int status, const char *code, const char *part)
 {
 	char member[64];
@@ -161,11 +170,34 @@ START_TEST(test_http_answer_races_with_timeout)
 }
 END_TEST
 
+/* A request that trickles in, a byte now and then, ends by its time in all; who asks in time stays. */
+START_TEST(test_http_slow_requests_end)
+{
+	static const char start[] = "GET /v1/info HTTP/1.1\r\nHost: local";
+	const int slow = kv_test_connect(&test);
+	size_t n_sent = 0;
+	char byte;
+
+	set_times_ms(300, 300);
+	while (n_sent + 1 < sizeof(start) && kv_test_send(slow, start + n_sent, 1)) {
+		n_sent++;
+		usleep(20000);
+	}
+	/* The rest of the line never comes; the peer sees the end, or a reset. */
+	ck_assert_int_le(recv(slow, &byte, 1, 0), 0);
+	close(slow);
+	ck_assert_uint_eq(atomic_load(&test.http->counters.connections_slow), 1);
+	set_times_ms(600000, 600000);
+	assert_serves();
+}
+END_TEST
+
 /* 200 requests at the same time, all suspended together, all answered. */
 START_TEST(test_http_two_hundred_at_once)
 {
 	int fds[200];
 
+	set_times_ms(600000, 600000);
 	atomic_store(&test.mode, KV_TEST_LOOP_HOLD);
 	for (size_t i = 0; i < KV_LENGTH(fds); i++)
 		fds[i] = connect_and_send(
@@ -189,13 +221,13 @@ START_TEST(test_http_two_hundred_at_once)
 END_TEST
 
 /*
- * Connections above the limit wait until one is closed. One that asks is answered; who only keeps its place
- * makes room after SRV_HTTP_CROWDED_MS.
+ * Connections above the limit wait until one is closed. One that asks is answered.
  */
 START_TEST(test_http_connection_limit)
 {
 	int fds[SRV_HTTP_CONNECTIONS_MAX + 10];
 
+	set_times_ms(600000, 600000);
 	for (size_t i = 0; i < KV_LENGTH(fds); i++) {
 		fds[i] = kv_test_connect(&test);
 		if (i == 0)
@@ -458,6 +490,7 @@ int main(void)
 	tcase_add_test(tcase, test_http_loop_that_holds);
 	tcase_add_test(tcase, test_http_loop_that_is_dead);
 	tcase_add_test(tcase, test_http_answer_races_with_timeout);
+	tcase_add_test(tcase, test_http_slow_requests_end);
 	tcase_add_test(tcase, test_http_two_hundred_at_once);
 	tcase_add_test(tcase, test_http_connection_limit);
 	tcase_add_test(tcase, test_http_clients_that_go_away);
