@@ -264,8 +264,9 @@ static void count_flight(struct kv_plan_visitor *visitor, uint32_t group_idx, ui
 static enum kv_status fail_block(
 	const struct audit *audit, uint32_t g, uint32_t idx, const char *what, uint32_t got, uint32_t counted)
 {
-	return kv_fail(audit->err, KV_INTERNAL, "audit: group %u, block %u: %s: recorded %u, counted %u", g,
-		idx, what, got, counted);
+	return kv_fail(audit->err, KV_INTERNAL,
+		"audit: group %u, block %u: %s: recorded %u, counted %u; last taken by session %016llx", g,
+		idx, what, got, counted, (unsigned long long)audit->pool->blocks[g].taken_by[idx]);
 }
 
 static enum kv_status audit_free_ids(struct audit *audit, uint32_t g)

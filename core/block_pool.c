@@ -22,8 +22,9 @@ enum kv_status kv_block_pool_init(struct kv_block_pool *pool, uint32_t n_blocks,
 	pool->idle_next = kv_pages_alloc(array_bytes);
 	pool->idle_prev = kv_pages_alloc(array_bytes);
 	pool->flags = kv_pages_alloc(n_blocks);
+	pool->taken_by = kv_pages_alloc(sizeof(*pool->taken_by) * (uint64_t)n_blocks);
 	if (!pool->owners || !pool->in_flight || !pool->free_ids || !pool->idle_next || !pool->idle_prev ||
-		!pool->flags) {
+		!pool->flags || !pool->taken_by) {
 		kv_block_pool_finish(pool);
 		return kv_fail(err, KV_NO_MEMORY, "block pool of %u blocks", n_blocks);
 	}
@@ -40,6 +41,7 @@ void kv_block_pool_finish(struct kv_block_pool *pool)
 	kv_pages_free(pool->idle_next, array_bytes);
 	kv_pages_free(pool->idle_prev, array_bytes);
 	kv_pages_free(pool->flags, pool->n_blocks);
+	kv_pages_free(pool->taken_by, sizeof(*pool->taken_by) * (uint64_t)pool->n_blocks);
 	*pool = (struct kv_block_pool){ 0 };
 }
 
@@ -134,6 +136,12 @@ enum kv_status kv_block_pool_take(
 	if (counts->n_total - counts->n_free > counts->n_used_max)
 		counts->n_used_max = counts->n_total - counts->n_free;
 	return KV_OK;
+}
+
+void kv_block_pool_mark(struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n, uint64_t session)
+{
+	for (uint32_t i = 0; i < n; i++)
+		pool->taken_by[ids[i].idx] = session;
 }
 
 void kv_block_pool_disown(struct kv_block_pool *pool, kv_block_id id)

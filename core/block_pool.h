@@ -37,6 +37,7 @@ struct kv_block_pool {
 	uint32_t *free_ids;  /* stack [n_freed]: blocks that were used and are free again */
 	uint32_t n_freed;
 	uint32_t n_touched; /* blocks from here on were never used: free, and not on the stack */
+	uint64_t *taken_by; /* [n_blocks] who took it last: what an audit can tell of a block that got lost */
 	uint8_t *flags;     /* [n_blocks] enum kv_block_flag */
 	uint32_t *idle_next,
 		*idle_prev; /* [n_blocks] idle blocks in order of becoming so; UINT32_MAX = end */
@@ -56,6 +57,8 @@ void kv_block_pool_finish(struct kv_block_pool *pool); /* half-built or zeroed a
  */
 KV_MUST_CHECK enum kv_status kv_block_pool_take(
 	struct kv_block_pool *pool, uint32_t n_blocks, uint32_t n_from_reservation, kv_block_id ids[]);
+/* For the audit: the session that has taken the blocks. */
+void kv_block_pool_mark(struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n, uint64_t session);
 /* One owner less; the block becomes free or draining when it was the last. */
 void kv_block_pool_disown(struct kv_block_pool *pool, kv_block_id id);
 void kv_block_pool_own(struct kv_block_pool *pool, kv_block_id id);

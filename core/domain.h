@@ -129,6 +129,7 @@ struct kv_sequence {
 	uint32_t n_items; /* planned items that name this object */
 	bool is_evictable;
 	bool is_evicted; /* its rows are gone; CREATE makes it a new one */
+	bool is_unborn;  /* made by an append, and none of it has succeeded yet */
 	bool is_zombie;
 	bool is_tables;  /* the blocks of a session with client tables; its id is 0, and nothing lists it */
 	uint32_t n_pins; /* while there are any it is not evicted */
@@ -298,7 +299,8 @@ struct kv_item {
  * planned length do not reach), BAD_ARG (id 0; nothing to do; q_len above what is seen, except one row over
  * nothing).
  *
- * A sequence created by an item that is refused later stays, without rows; CREATE may be used on it again.
+ * A sequence whose creating item is refused later goes with the last item that was planned on it, unless one
+ * of them created it again.
  */
 void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t layer_first, uint32_t n_layers,
 	uint64_t now_ns);

@@ -155,6 +155,7 @@ static void take_blocks(struct kv_session *session, struct kv_sequence *sequence
 				kv_block_pool_take(&pool->blocks[g], n, n_from_reservation, ids);
 
 			KV_ASSERT(status == KV_OK);
+			kv_block_pool_mark(&pool->blocks[g], ids, n, session->handle);
 			status = kv_block_table_append(&sequence->tables[g], &pool->tables, ids, n);
 			KV_ASSERT(status == KV_OK);
 			n_left -= n;
@@ -341,12 +342,15 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 			kv_sequence_rest(sequence);
 		return;
 	}
-	if (!sequence)
+	if (!sequence) {
 		sequence = kv_sequence_add(session, item->sequence_id, now_ns);
+		sequence->is_unborn = true;
+	}
 	if (is_append(item)) {
 		const uint64_t n_exact_rows = kv_sequence_n_exact_rows(sequence);
 
 		kv_sequence_wake(sequence);
+		sequence->is_unborn = sequence->is_unborn || sequence->is_evicted;
 		sequence->is_evicted = false;
 		take_blocks(session, sequence, &need);
 		kv_sequence_plan_exact(sequence, item, layers.first, n_layers);
@@ -381,6 +385,7 @@ static void commit(const struct kv_item *item, struct layers layers)
 	const uint32_t least_before = kv_least_length(sequence->committed, 0, n_layers);
 	const uint64_t n_exact_rows = kv_sequence_n_exact_rows(sequence);
 
+	sequence->is_unborn = false;
 	for (uint32_t l = layers.first; l < layers.end; l++) {
 		KV_ASSERT(sequence->committed[l] == item->position);
 		sequence->committed[l] += item->n_tokens;
@@ -438,6 +443,20 @@ static bool is_decided(uint16_t status)
 	return status == KV_CANCELLED || status == KV_DEADLINE || status == KV_DEVICE_LOST;
 }
 
+/* No id finds it any more; it has no rows. It may be gone below. */
+static void forget(struct kv_sequence *sequence)
+{
+	struct kv_session_slot *slot = kv_slot_of(sequence->session);
+	struct kv_pool *pool = sequence->pool;
+
+	kv_sequence_wake(sequence);
+	slot->n_chunks -= kv_sequence_n_chunks(sequence);
+	kv_sequence_tree_remove(&slot->tree, sequence);
+	pool->n_sequences--;
+	pool->n_zombies++;
+	kv_sequence_bury(sequence);
+}
+
 void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
 {
 	const struct layers layers = { layer_first, layer_first + n_layers };
@@ -464,6 +483,11 @@ void kv_item_finish(struct kv_item *item, uint32_t layer_first, uint32_t n_layer
 	item->sequence = NULL;
 	KV_ASSERT(sequence->n_items > 0);
 	sequence->n_items--;
+	if (sequence->is_unborn && sequence->n_items == 0 && kv_sequence_is_live(sequence) &&
+		!has_rows(sequence)) {
+		forget(sequence); /* PROTOCOL rule 2: no trace */
+		return;
+	}
 	kv_sequence_rest(sequence);
 	if (sequence->is_zombie && sequence->n_items == 0 && kv_sequence_n_blocks(sequence) == 0)
 		kv_sequence_recycle(sequence);
@@ -539,13 +563,8 @@ enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id
 	if (!sequence)
 		return KV_NOT_FOUND;
 	KV_ASSERT(sequence->n_items == 0);
-	kv_sequence_wake(sequence);
 	kv_sequence_shorten(sequence, 0);
-	kv_slot_of(session)->n_chunks -= kv_sequence_n_chunks(sequence);
-	kv_sequence_tree_remove(&kv_slot_of(session)->tree, sequence);
-	session->pool->n_sequences--;
-	session->pool->n_zombies++;
-	kv_sequence_bury(sequence);
+	forget(sequence);
 	return KV_OK;
 }
 

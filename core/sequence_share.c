@@ -87,6 +87,7 @@ void kv_sequence_unshare(struct kv_sequence *sequence, uint32_t group_idx, uint3
 				kv_block_pool_take(blocks, 1, n_from_reservation > 0 ? 1 : 0, &new);
 
 			KV_ASSERT(status == KV_OK);
+			kv_block_pool_mark(blocks, &new, 1, sequence->session->handle);
 			n_from_reservation -= n_from_reservation > 0;
 			kv_block_table_replace(&sequence->tables[group_idx], &pool->tables, first + i, new);
 			/* The copy takes the entry's share of the old block over. */

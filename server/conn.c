@@ -41,6 +41,7 @@ enum kv_status srv_conns_init(struct srv_server *server, struct kv_error *err)
 	kv_list_init(&server->timed);
 	kv_list_init(&server->waiting_reply);
 	kv_list_init(&server->waiting_session);
+	kv_list_init(&server->waiting_blocks);
 	server->conns = kv_pages_alloc((uint64_t)n * sizeof(*server->conns));
 	if (!server->conns)
 		return kv_fail(err, KV_NO_MEMORY, "%u connections", n);
@@ -404,6 +405,7 @@ void srv_conns_retry_waiting(struct srv_server *server)
 		}
 		retry_list(&server->waiting_session);
 	}
+	retry_list(&server->waiting_blocks);
 	if (server->replies_free)
 		retry_list(&server->waiting_reply);
 }

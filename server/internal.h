@@ -109,7 +109,7 @@ enum srv_conn_state {
 	CONN_CLOSING,  /* io->close() called; waits for CLOSED */
 };
 
-enum srv_wait { WAIT_NONE, WAIT_SLOT, WAIT_REPLY, WAIT_SEND, WAIT_SESSION, WAIT_INFLIGHT };
+enum srv_wait { WAIT_NONE, WAIT_SLOT, WAIT_REPLY, WAIT_SEND, WAIT_SESSION, WAIT_INFLIGHT, WAIT_BLOCKS };
 
 struct srv_reply {
 	uint32_t used;
@@ -154,6 +154,7 @@ struct srv_conn {
 	uint64_t payload_ns;                          /* when the payload began */
 	uint64_t send_ns;                             /* since when a send is posted */
 	uint64_t linger_end_ns;
+	uint64_t alloc_end_ns; /* until when an OPEN waits for blocks; 0 = it does not */
 	/* counts */
 	uint64_t n_frames_in, bytes_in, bytes_out;
 	struct kv_list_node in_timed, in_waiting,
@@ -241,7 +242,7 @@ struct srv_server {
 	struct srv_reply *replies, *replies_free;
 	uint32_t n_replies_used;
 	struct srv_conn *conns;
-	struct kv_list conns_free, conns_open, timed, waiting_reply, waiting_session;
+	struct kv_list conns_free, conns_open, timed, waiting_reply, waiting_session, waiting_blocks;
 	uint32_t n_conns;
 	uint64_t conn_id_last;
 	uint32_t n_ahead_used;                         /* read-ahead buffers that connections have */

@@ -209,6 +209,20 @@ static enum kv_status attach_session(struct srv_conn *conn, struct kv_session **
 	return status == KV_OK ? KV_OK : kv_fail(err, status, "%s", kv_status_row(status)->text);
 }
 
+/* OPEN with a reservation may wait for blocks, once for alloc_timeout_ms. */
+static bool waits_for_blocks(struct srv_conn *conn)
+{
+	struct srv_server *server = conn->server;
+	const uint64_t timeout_ns = server->options->alloc_timeout_ms * KV_NS_PER_MS;
+
+	if (conn->alloc_end_ns == 0)
+		conn->alloc_end_ns = server->now_ns + timeout_ns;
+	if (timeout_ns == 0 || server->now_ns >= conn->alloc_end_ns)
+		return false;
+	srv_conn_wait(conn, WAIT_BLOCKS, &server->waiting_blocks);
+	return true;
+}
+
 void srv_op_open(struct srv_conn *conn)
 {
 	uint8_t *room = srv_conn_reply_room(conn, KVP_ERROR_FRAME_BYTES_MAX);
@@ -221,6 +235,9 @@ void srv_op_open(struct srv_conn *conn)
 		? open_session(conn, &session, &err)
 		: attach_session(conn, &session, &err);
 
+	if (status == KV_POOL_FULL && waits_for_blocks(conn))
+		return;
+	conn->alloc_end_ns = 0;
 	if (status != KV_OK) {
 		srv_refuse_status(conn, status, KVP_HEADER_BYTES, err.msg[0] ? err.msg : NULL);
 		return;

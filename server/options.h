@@ -53,6 +53,11 @@
 	B(inflight_bytes_max, 33554432, 65536, 1073741824,                                                  \
 		"bytes of unanswered row requests per connection")                                          \
 	N(lease_ms, 30000, 100, 86400000, "how long a session outlives its last sign of life")              \
+	N(alloc_timeout_ms, 0, 0, 3600000,                                                                  \
+		"how long OPEN with a reservation waits for blocks, 0 = POOL_FULL at once")                 \
+	N(evict_high_percent, 0, 0, 100,                                                                    \
+		"with more of a pool in use, idle prefixes and evictable sequences go, 0 = on demand")      \
+	N(evict_low_percent, 0, 0, 100, "until so much of the pool is in use")                              \
 	N(io_timeout_ms, 10000, 10, 3600000,                                                                \
 		"a peer that stalls inside a frame for so long is disconnected")                            \
 	N(send_timeout_ms, 10000, 10, 3600000,                                                              \

@@ -80,6 +80,8 @@ static enum kv_status build(struct srv_server *server, struct kv_error *err)
 		.sequences_max = server->options->sequences_max,
 		.lease_ms = server->options->lease_ms,
 		.lease_ms_max = 86400000,
+		.evict_high_percent = server->options->evict_high_percent,
+		.evict_low_percent = server->options->evict_low_percent,
 	};
 	enum kv_status status;
 
@@ -348,6 +350,9 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 	if (server->options->busy_poll_us > 0 &&
 		now_ns - server->last_event_ns < server->options->busy_poll_us * KV_NS_PER_US)
 		return 0;
+	/* Blocks come back with batches and sessions, and in turns like these. */
+	if (!kv_list_is_empty(&server->waiting_blocks))
+		wait_ns = until(now_ns, now_ns + 2 * KV_NS_PER_MS, wait_ns);
 	if (!kv_list_is_empty(&server->timed))
 		wait_ns = until(now_ns, server->next_timer_ns, wait_ns);
 	const uint64_t expiry_ns = kv_session_next_expiry_ns(server->domain);

@@ -1,12 +1,14 @@
 """PUBLISH, MATCH, PIN and eviction: what is shared is what was published, and nothing of anybody else's."""
 
 import struct
+import threading
 import time
 import unittest
 
 import frames
 import numpy as np
 import tqkv
+from daemon import Daemon
 from rows_case import EXACT, Rows, attention, distance
 from tqkv import Status
 
@@ -135,6 +137,72 @@ class Prefix(Rows):
                 session.publish(1, [])
             with self.assertRaises(ValueError):
                 session.publish(1, [1 << 32])
+
+
+class Waiting(unittest.TestCase):
+    """OPEN with a reservation waits for blocks; everything else is answered at once."""
+
+    def test_reservations(self):
+        """FAILURES P2, L19: of 8 clients that want 60 % of the pool one has it at a time, and more than all is final."""
+        pool = "name=p,layers=1,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=10"
+        with Daemon("--pool", pool, "--alloc-timeout-ms", "20000", "--evict-high-percent", "90",
+                    "--evict-low-percent", "50") as daemon:
+            clients = [tqkv.Client(daemon.addr, timeout=60, retry=False) for _ in range(8)]
+            failures, holders, most = [], [], []
+
+            def work(client):
+                try:
+                    with client.open("p", reserve_blocks=6):
+                        holders.append(client)
+                        most.append(len(holders))
+                        time.sleep(0.01)
+                        holders.remove(client)
+                except tqkv.TqkvError as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual((failures, max(most)), ([], 1))
+            start = time.monotonic()
+            with self.assertRaises(tqkv.TqkvError) as raised:
+                clients[0].open("p", reserve_blocks=11)
+            self.assertEqual(raised.exception.status, Status.LIMIT)
+            with clients[0].open("p", reserve_blocks=6), clients[1].open("p") as session:
+                with self.assertRaises(tqkv.TqkvError) as raised:
+                    session.append(1, 0, *(np.zeros((16 * 5, 1, 16), np.float32),) * 2)
+                self.assertEqual(raised.exception.status, Status.POOL_FULL)
+            self.assertLess(time.monotonic() - start, 15)
+            for client in clients:
+                client.close()
+
+    def test_the_wait_ends(self):
+        pool = "name=p,layers=1,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=10"
+        with Daemon("--pool", pool, "--alloc-timeout-ms", "50") as daemon, \
+                tqkv.Client(daemon.addr, timeout=60, retry=False) as client, client.open("p", reserve_blocks=6):
+            start = time.monotonic()
+            with self.assertRaises(tqkv.TqkvError) as raised, \
+                    tqkv.Client(daemon.addr, timeout=60, retry=False) as other:
+                other.open("p", reserve_blocks=6)
+            self.assertEqual(raised.exception.status, Status.POOL_FULL)
+            self.assertGreaterEqual(time.monotonic() - start, 0.05)
+
+    def test_what_is_refused_leaves_no_trace(self):
+        """PROTOCOL rule 2: a sequence whose first append is refused was never created."""
+        pool = "name=p,layers=1,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=10"
+        with Daemon("--pool", pool) as daemon, tqkv.Client(daemon.addr, timeout=60, retry=False) as client, \
+                client.open("p") as session:
+            bad = np.full((1, 1, 16), np.nan, np.float32)
+            with self.assertRaises(tqkv.TqkvError) as raised:
+                session.append(1, 0, bad, bad)
+            self.assertEqual(raised.exception.status, Status.BAD_VALUE)
+            self.assertEqual(session.lengths(), {})
+            with self.assertRaises(tqkv.TqkvError) as raised:
+                session.truncate(1, 0)
+            self.assertEqual(raised.exception.status, Status.NOT_FOUND)
+            self.assertEqual(session.append(1, 0, *(np.zeros((3, 1, 16), np.float32),) * 2), 3)
 
 
 if __name__ == "__main__":

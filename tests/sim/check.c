@@ -69,6 +69,8 @@ static void check_waits(struct srv_server *server, const struct srv_conn *conn)
 		if (!conn->is_send_posted)
 			no(conn, "waits for a send that is not posted");
 		break;
+	case WAIT_BLOCKS: /* for as long as alloc_timeout_ms, whatever comes free */
+		break;
 	case WAIT_INFLIGHT:
 		if (!conn->is_send_posted && !has_request(server, conn, 0))
 			no(conn, "waits for requests of which none is under way");

@@ -31,7 +31,7 @@ struct sim_sequence {
 	uint32_t n_pending;
 	uint64_t rest_seq; /* when it was used last, by sim_model.seq */
 	uint32_t n_pins;
-	bool is_evicted;
+	bool is_evicted, is_unborn;
 	bool is_evictable,
 		is_orphan; /* orphan: freed, or its session is closed; only pending items know it */
 	struct sim_layer layers[SIM_LAYERS_MAX];
@@ -127,6 +127,8 @@ void sim_control_free(struct sim_control *control);
 struct sim_control *sim_model_add_control(
 	struct sim_model *model, uint64_t owner_id, uint16_t opcode, enum kv_status status, uint64_t handle);
 struct sim_sequence *sim_model_add_sequence(struct sim_session *session, uint64_t id);
+/* It was never created. */
+void sim_model_forget(struct sim_session *session, struct sim_sequence *sequence);
 /* May the session have one sequence more? */
 enum kv_status sim_model_check_new(
 	const struct sim_model *model, const struct sim_session *session, const struct kv_pool *pool);

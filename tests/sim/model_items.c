@@ -231,8 +231,11 @@ void sim_model_planned(struct sim_session *session, const struct sim_request *re
 			session->reserve_left[g] -= n_blocks[g] < session->reserve_left[g]
 				? n_blocks[g]
 				: session->reserve_left[g];
-		if (!sequence)
+		if (!sequence) {
 			sequence = sim_model_add_sequence(session, item->sequence);
+			sequence->is_unborn = true;
+		}
+		sequence->is_unborn = sequence->is_unborn || sequence->is_evicted;
 		for (uint32_t l = 0; l < request->n_layers; l++)
 			put_rows(sequence, request, item, request->layer_first + l, n_places);
 		if (item->flags & KVP_ITEM_EVICTABLE)
@@ -253,6 +256,7 @@ void sim_model_planned(struct sim_session *session, const struct sim_request *re
 static void commit(struct sim_sequence *sequence, const struct sim_request *request,
 	const struct sim_item *item, const struct kv_pool_spec *spec)
 {
+	sequence->is_unborn = false;
 	for (uint32_t l = request->layer_first; l < request->layer_first + request->n_layers; l++) {
 		struct sim_layer *layer = &sequence->layers[l];
 
@@ -325,4 +329,6 @@ void sim_model_finished(struct sim_model *model, struct sim_request *request, st
 	session->life_ns = now_ns;
 	if (sequence->is_orphan && sequence->n_pending == 0)
 		sim_sequence_free(sequence);
+	else if (sequence->is_unborn && sequence->n_pending == 0 && sim_sequence_longest(sequence) == 0)
+		sim_model_forget(session, sequence);
 }

@@ -20,6 +20,17 @@ struct sim_sequence *sim_model_add_sequence(struct sim_session *session, uint64_
 	return sequence;
 }
 
+void sim_model_forget(struct sim_session *session, struct sim_sequence *sequence)
+{
+	struct sim_sequence **link = &session->sequences;
+
+	while (*link != sequence)
+		link = &(*link)->next;
+	*link = sequence->next;
+	session->n_sequences--;
+	sim_sequence_free(sequence);
+}
+
 enum kv_status sim_model_check_new(
 	const struct sim_model *model, const struct sim_session *session, const struct kv_pool *pool)
 {

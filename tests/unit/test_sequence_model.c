@@ -25,7 +25,8 @@ struct model_sequence {
 	uint32_t planned[N_LAYERS], committed[N_LAYERS];
 	uint32_t gone_end[N_LAYERS]; /* tokens from the sinks up to here are gone; the same within a group */
 	uint32_t epoch;
-	bool is_live;
+	uint32_t n_items; /* planned and not finished */
+	bool is_live, is_born;
 };
 
 struct model_session {
@@ -315,6 +316,7 @@ static void apply_plan(struct world *world, struct model_session *owner, struct 
 	for (uint32_t l = entry->layer_first; is_append && l < entry->layer_first + entry->n_layers; l++)
 		(*model)->planned[l] = item->position + item->n_tokens;
 	entry->model = *model;
+	(*model)->n_items++;
 	entry->owner = owner;
 	entry->epoch = (*model)->epoch;
 	owner->n_queued++;
@@ -398,6 +400,15 @@ static void step_seal(struct world *world)
 		world->n_flights++;
 }
 
+static bool is_empty(const struct model_sequence *model)
+{
+	for (uint32_t l = 0; l < N_LAYERS; l++) {
+		if (model->planned[l] > 0)
+			return false;
+	}
+	return true;
+}
+
 static void finish_entry(struct world *world, struct entry *entry)
 {
 	struct model_sequence *model = entry->model;
@@ -414,6 +425,7 @@ static void finish_entry(struct world *world, struct entry *entry)
 		for (uint32_t l = entry->layer_first;
 			is_append && expected == KV_OK && l < entry->layer_first + entry->n_layers; l++)
 			model->committed[l] = item->position + item->n_tokens;
+		model->is_born = model->is_born || (is_append && expected == KV_OK);
 		if (is_append && expected == KV_OK)
 			move_windows(world, model);
 		if (is_append && expected != KV_OK) {
@@ -426,6 +438,12 @@ static void finish_entry(struct world *world, struct entry *entry)
 	ck_assert_uint_eq(item->status, expected);
 	ck_assert_uint_eq(item->length, length);
 	world->n_by_status[expected]++;
+	model->n_items--;
+	/* What was never created is not there. */
+	if (entry->owner && model->is_live && !model->is_born && model->n_items == 0 && is_empty(model)) {
+		model->is_live = false;
+		entry->owner->sequences[item->sequence_id] = NULL;
+	}
 	if (entry->owner) {
 		entry->owner->n_outstanding--;
 		entry->owner->session->n_outstanding--;
