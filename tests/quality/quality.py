@@ -94,6 +94,11 @@ def option_tasks(m):
         for name, option in options.items():
             yield f"option tq{bits} {name}", 10, lambda b=both, o=option: m.part(m.setting(**b, **o))
         yield f"option tq{bits} k_center", 10, lambda b=both: m.part(m.setting(**b, center=m.center()))
+    for bits in (2, 3):
+        both = {"k": f"tq{bits}", "v": f"tq{bits}"}
+        for n in RECENT:
+            yield f"needles tq{bits} recent {n}", 10, lambda b=both, n=n: m.needles(m.setting(**b, recent=n))
+        yield f"needles tq{bits} k_center", 10, lambda b=both: m.needles(m.setting(**b, center=m.center()))
     for bits in SMALL_BITS:
         for i, nudge in enumerate(NUDGES):
             yield f"repeat tq{bits} {i}", 10, lambda b=bits, n=nudge: m.part(m.setting(f"tq{b}", f"tq{b}"), n)

@@ -200,6 +200,13 @@ class Report:
                 cells.append(text)
             rows.append((name, *cells))
         yield from table(("option", *(f"`{fmt}`" for fmt in bits)), rows)
+        yield from ["Most of what the next word depends on is near, so perplexity flatters a recent window. Whether far tokens "
+                    "are found is another question: digits of 25 that come back (\"Needles\"), and by depth.", ""]
+        rows = [(f"`{fmt}`", "plain", self.results[f"main {fmt}"]["needles"]["right"]) for fmt in ("tq2", "tq3")]
+        rows += [(f"`{key.split()[1]}`", key.split(" ", 2)[2], told["right"]) for key, told in self.results.items()
+                 if key.startswith("needles ")]
+        yield from table(("rows", "option", "digits", *(f"{100 * depth:.0f} %" for depth in DEPTHS)), [
+            (fmt, option, f"{sum(right)}/25", *right) for fmt, option, right in sorted(rows)])
 
     def _exact_bytes(self, fmt, n):
         compressed, layers = self.results[f"bytes {fmt}"] / self.model.n_layers, self.model.n_layers
