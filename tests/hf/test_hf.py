@@ -217,7 +217,8 @@ class Models(unittest.TestCase):
         cache = self.cache()
         self.generate(cache, n=2)
         with self.assertRaisesRegex(tqkv.ArgumentError, "the batch has 1 rows, the cache 3"):
-            self.generate(cache, ids=torch.cat([self.ids] * 2, dim=1)[:1], mask=torch.ones(1, 40, dtype=torch.long), n=2)
+            ids = torch.cat([self.ids] * 2, dim=1)[:1]
+            self.generate(cache, ids=ids, mask=torch.ones_like(ids), n=2)
 
     def test_a_full_pool_is_an_error_and_the_session_goes_on(self):
         """Not a wrong token. Afterwards the cache can be emptied, and what fits is computed."""

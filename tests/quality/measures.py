@@ -11,13 +11,14 @@ from settings import EXACT, RandomRows, Setting, ZeroKeys
 DEPTHS = (0.05, 0.25, 0.5, 0.75, 0.95)
 NAMES = ("Harriet", "Edmund", "Beatrice", "Oliver", "Winifred")
 OUTLIER_CHANNELS = 4
+QUESTION = "Write a long story about a lighthouse keeper, his daughter and a ship that is lost in a storm."
 
 
 class Measures:
     """Text, model and what several measures share, computed when it is first asked for.
 
-    ids: of the text. n_tokens: of it for perplexity, in windows of window tokens. exact: measures of exact rows by their
-    key, as the report keeps them.
+    ids: of the text. n_tokens: of it for perplexity, in windows of window tokens. exact: measures of exact rows by
+    their key, as the report keeps them.
     """
 
     def __init__(self, model, ids, calibration_ids, seed, *, n_tokens, window, n_part, n_capture, n_greedy, n_haystack,
@@ -98,17 +99,23 @@ class Measures:
 
     # ---- generation ----
 
-    def continuation(self):
-        """What exact rows say after the prompt, greedily: the yardstick of greedy()."""
-        prompt = self.ids[:self.n_greedy]
-        return {"ids": self.model.greedy(prompt, self.n_greedy)}
+    @functools.cached_property
+    def _question(self):
+        tokenizer = self.model.tokenizer
+        begin, end = (tokenizer.pieces.index(f"<|im_{what}|>") for what in ("start", "end"))
+        return [begin, *tokenizer.encode(f"user\n{QUESTION}"), end, *tokenizer.encode("\n"), begin,
+                *tokenizer.encode("assistant\n")]
+
+    def answer(self):
+        """What exact rows answer to a question, greedily: the yardstick of greedy()."""
+        return {"ids": self.model.greedy(self._question, self.n_greedy)}
 
     def greedy(self, setting):
-        """Agreement of each next token with the exact continuation, given the tokens before; and the first difference.
+        """Agreement of each next token with the exact answer, given the tokens before; and the first difference.
 
         Up to the first difference this is what free generation would do.
         """
-        prompt, made = self.ids[:self.n_greedy], self.exact["continuation"]["ids"]
+        prompt, made = self._question, self.exact["answer"]["ids"]
         _, best = self.model.measure(prompt + made, setting)
         same = best[len(prompt) - 1:-1] == np.array(made)
         first = int(np.argmin(same)) if not same.all() else len(made)

@@ -123,8 +123,8 @@ class Model:
 def attention(q, k, v, exact=None, recent=0):
     """[tokens, q_heads, dim] of the last tokens of k and v [kv_heads, all tokens, dim], causal.
 
-    recent: each query sees that many newest tokens (itself one of them) as `exact` has them; exact is of the same tokens
-    as q then.
+    recent: each query sees that many newest tokens (itself one of them) as `exact` has them; exact is of the same
+    tokens as q then.
     """
     n, q_heads, dim = q.shape
     kv_heads, m, _ = k.shape

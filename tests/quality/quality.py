@@ -46,8 +46,7 @@ def spot_settings(m, names):
 
 
 def measure_setting(m, setting):
-    return {"text": m.text(setting), "greedy": m.greedy(setting), "needles": m.needles(setting),
-            "layers": m.layers(setting)}
+    return {"text": m.text(setting), "needles": m.needles(setting), "layers": m.layers(setting)}
 
 
 def short_tasks(m):
@@ -62,10 +61,11 @@ def short_tasks(m):
 def full_tasks(m):
     yield "exact text", 40, lambda: m.text(EXACT)
     yield "exact part", 10, lambda: m.part(EXACT)
-    yield "continuation", 20, m.continuation
+    yield "answer", 20, m.answer
     yield "exact needles", 10, lambda: m.needles(EXACT)
     for name, setting in main_settings(m).items():
-        yield f"main {name}", 60, lambda s=setting: measure_setting(m, s)
+        yield f"main {name}", 55, lambda s=setting: measure_setting(m, s)
+        yield f"greedy {name}", 5, lambda s=setting: m.greedy(s)
         yield f"bytes {name}", 0, lambda s=setting: s.token_bytes(m.model.n_layers, m.model.kv_heads)
     yield "spot", 30, lambda: spot_check(m.model, m.ids, 320, 16, spot_settings(m, ("tq4", "4bit", "k3v2")))
     for bits in BITS:
@@ -74,6 +74,12 @@ def full_tasks(m):
     for k, v in (*MIXTURES, *((name, name) for name in OTHER_FORMATS)):
         yield f"format {k} {v}", 10, lambda s=m.setting(k, v): {
             **m.part(s), "bytes": s.token_bytes(m.model.n_layers, m.model.kv_heads)}
+    for k, v in MIXTURES[2:]:
+        for name, options in (("recent 64", lambda: {"recent": 64}),
+                              ("recent 64 k_center", lambda: {"recent": 64, "center": m.center()})):
+            yield f"format {k} {v} {name}", 10, lambda k=k, v=v, options=options: {
+                **m.part(m.setting(k, v, **options())),
+                "bytes": m.setting(k, v).token_bytes(m.model.n_layers, m.model.kv_heads)}
     yield from option_tasks(m)
     for size in BIAS_SIZES:
         for name in ("tq4", "tq8", "fp8"):
@@ -109,9 +115,9 @@ def chat_check():
     questions = ["--prompt", "My name is Ada and I like rowing.", "--prompt", "What do I like?"]
 
     def answers(*args):
-        done = subprocess.run([sys.executable, ROOT / "proto/python/examples/chat.py", "--build", os.environ["TQKV_BUILD"],
-                               "--temperature", "0", "--max-tokens", "8", *args], stdout=subprocess.PIPE, check=True,
-                              text=True)
+        command = [sys.executable, ROOT / "proto/python/examples/chat.py", "--build", os.environ["TQKV_BUILD"],
+                   "--temperature", "0", "--max-tokens", "8", *args]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
         return [line for line in done.stdout.splitlines() if line and line[0] not in "[>" and "tokens" not in line]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -142,8 +148,8 @@ class Progress:
             return
         self.told = took
         filled = 30 * self.done // self.total
-        line = (f"[{'#' * filled}{'.' * (30 - filled)}] {self.done}/{self.total}  {took:.0f} s, about {left:.0f} s left  "
-                f"{key}")
+        line = (f"[{'#' * filled}{'.' * (30 - filled)}] {self.done}/{self.total}  {took:.0f} s, about {left:.0f} s "
+                f"left  {key}")
         print(f"\r{line[:110]:110}" if self.is_terminal else line, end="" if self.is_terminal else "\n",
               file=sys.stderr, flush=True)
 
@@ -161,8 +167,12 @@ def run(tasks, results, save):
             if cost:
                 save()
         progress.step(key, cost, was_there)
-    save()
     progress.finish()
+    # In the order of the tasks, and nothing that an earlier version measured.
+    kept = {key: results[key] for key, _, _ in tasks}
+    results.clear()
+    results.update(kept)
+    save()
 
 
 def gates(results):
@@ -236,7 +246,7 @@ def main():
 class _Exact:
     """Measures of exact rows, by the names that Measures asks for."""
 
-    NAMES = {"text": "exact text", "part": "exact part", "continuation": "continuation"}
+    NAMES = {"text": "exact text", "part": "exact part", "answer": "answer"}
 
     def __init__(self, results):
         self.results = results

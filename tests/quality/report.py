@@ -9,7 +9,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 
-from measures import DEPTHS, OUTLIER_CHANNELS  # noqa: E402
+from measures import DEPTHS, OUTLIER_CHANNELS, QUESTION  # noqa: E402
 from settings import PRESETS  # noqa: E402
 
 CONTROLS = ("all keys zero", "random rows")
@@ -53,32 +53,32 @@ class Report:
         n_spot = next(iter(spot.values()))["n"]
         yield from [
             "# What every row format costs a real model", "",
-            f"SmolLM2-135M-Instruct ({self.model.n_layers} layers, {self.model.q_heads} query and {self.model.kv_heads} KV "
-            f"heads of {self.model.head_dim} channels), a model without a large constant part in its keys. Its weights are "
-            "Q4_1 (embeddings Q8_0): every figure compares with exact float32 K and V *of the same weights*, not with the "
-            "published model.", "",
-            f"Text: the first {sizes['n_tokens']} tokens of `tests/quality/northanger_abbey.txt` (Jane Austen, 1817, public "
-            f"domain) in windows of {sizes['window']}, as plain text. Perplexity with exact rows: "
+            f"SmolLM2-135M-Instruct ({self.model.n_layers} layers, {self.model.q_heads} query and "
+            f"{self.model.kv_heads} KV heads of {self.model.head_dim} channels), a model without a large constant "
+            "part in its keys. Its weights are Q4_1 (embeddings Q8_0): every figure compares with exact float32 K and "
+            "V *of the same weights*, not with the published model.", "",
+            f"Text: the first {sizes['n_tokens']} tokens of `tests/quality/northanger_abbey.txt` (Jane Austen, 1817, "
+            f"public domain) in windows of {sizes['window']}, as plain text. Perplexity with exact rows: "
             f"{math.exp(self.results['exact text']['loss']):.3f}. Figures under \"part\" are of the first "
             f"{sizes['n_part']} tokens (exact: {math.exp(self.results['exact part']['loss']):.3f}).", "",
-            "How: a forward pass over a whole window in float32 (numpy, one thread) in which every K and V row is encoded "
-            "and decoded by libtqkv before anything attends to it, the token's own row included. That is what a daemon "
-            f"answers that is given one token after the other. The section \"Through the daemon\" shows it on {n_spot} "
-            "tokens. A frontend that computes the attention of its own prompt (as tqkv.hf does) has exact prompts and so "
-            "smaller losses.", "",
-            "± is the standard error of the difference to exact rows, token by token: of the choice of text. Beside it "
-            "stands what a change of the last bit does (section \"How far a figure can be trusted\").", "",
-            f"Seed {self.header['seed']}; weights sha256 {self.header['weights'][:16]}, text {self.header['text'][:16]}; "
-            f"{platform.machine()}, numpy {np.__version__}.", "",
+            "How: a forward pass over a whole window in float32 (numpy, one thread) in which every K and V row is "
+            "encoded and decoded by libtqkv before anything attends to it, the token's own row included. That is what "
+            f"a daemon answers that is given one token after the other. The section \"Through the daemon\" shows "
+            f"it on {n_spot} tokens. A frontend that computes the attention of its own prompt (as tqkv.hf does) has "
+            "exact prompts and so smaller losses.", "",
+            "± is the standard error of the difference to exact rows, token by token: of the choice of text. Beside "
+            "it stands what a change of the last bit does (section \"How far a figure can be trusted\").", "",
+            f"Seed {self.header['seed']}; weights sha256 {self.header['weights'][:16]}, text {self.header['text'][:16]}"
+            f"; {platform.machine()}, numpy {np.__version__}.", "",
             "## Gates", ""]
         yield from table(("what", "figure", "bound", ""), [
             (what, figure, bound, "kept" if kept else "**not kept**") for what, figure, bound, kept in self.gates])
 
     def main_table(self):
         yield from ["## Presets, `tqN`, controls", "",
-                    f"Bytes of a token on all layers; bf16 takes {self.bf16_bytes}. Rise: of perplexity over exact rows. "
-                    "Agreement: share of next tokens that are the exact ones, over the text, and over "
-                    f"{self.header['sizes']['n_greedy']} tokens of a greedy continuation (with the first token that "
+                    f"Bytes of a token on all layers; bf16 takes {self.bf16_bytes}. Rise: of perplexity over exact "
+                    "rows. Agreement: share of next tokens that are the exact ones, over the text, and over "
+                    f"{self.header['sizes']['n_greedy']} tokens of a greedy answer (with the first token that "
                     "differs: up to there free generation is the same). Digits: of five 5-digit numbers in a text of "
                     f"{self.header['sizes']['n_haystack']} tokens that come back. Error: relative L2 of attention "
                     "outputs, median of the layers.", ""]
@@ -89,7 +89,7 @@ class Report:
             told, n_bytes = self.results[f"main {name}"], self.results[f"bytes {name}"]
             is_control = name in CONTROLS
             what = "/".join(PRESETS[name]) if name in PRESETS else ""
-            greedy = told["greedy"]
+            greedy = self.results[f"greedy {name}"]
             rows.append((f"`{name}`" + (f" ({what})" if what else ""), "" if is_control else n_bytes,
                          "" if is_control else f"{self.bf16_bytes / n_bytes:.2f}",
                          f"{math.exp(told['text']['loss']):.2f}", rise_text(told["text"]),
@@ -97,8 +97,8 @@ class Report:
                          f"{100 * greedy['agree']:.1f} % ({greedy['first_difference']})",
                          f"{sum(told['needles']['right'])}/25", f"{100 * np.median(told['layers']['error']):.1f} %",
                          f"{np.median(told['layers']['cosine']):.4f}"))
-        yield from table(("rows", "bytes", "compression", "perplexity", "rise", "agreement", "greedy", "digits", "error",
-                          "cosine"), rows)
+        yield from table(("rows", "bytes", "compression", "perplexity", "rise", "agreement", "greedy", "digits",
+                          "error", "cosine"), rows)
         yield from self._bytes_plot()
 
     def _bytes_plot(self):
@@ -125,8 +125,8 @@ class Report:
 
     def layer_maps(self):
         yield from ["## Attention by layer", "",
-                    f"Over exact q, k and v of the first {self.header['sizes']['n_capture']} tokens, every layer alone: no "
-                    "error is handed on.", ""]
+                    f"Over exact q, k and v of the first {self.header['sizes']['n_capture']} tokens, every layer "
+                    "alone: no error is handed on.", ""]
         for what, name, scale in (("error", "layers_error.png", 100), ("cosine", "layers_cosine.png", 1)):
             values = np.array([self.results[f"main {n}"]["layers"][what] for n in self.names]) * scale
             figure, axes = plt.subplots(figsize=(11, 5))
@@ -143,7 +143,7 @@ class Report:
 
     def sides(self):
         yield from ["## Keys and values apart", "",
-                    "One side in `tqN`, the other exact (part). Error: median over the layers of the attention output's.",
+                    "One side in `tqN`, the other exact (part). Error: of attention outputs, median of the layers.",
                     ""]
         bits = sorted(int(key[4:]) for key in self.results if key.startswith("k tq"))
         told = {(side, b): self.results[f"{side} tq{b}"] for side in "kv" for b in bits}
@@ -185,7 +185,7 @@ class Report:
         yield from ["## What options buy", "", "Rise of perplexity (part), K and V in `tqN`.", "",
                     "- `norm_correction`: decoded rows have the length of the originals.",
                     "- `exact_layers n`: the first and the last n layers in bf16; bytes of a token in brackets.",
-                    "- `recent n`: a query sees the n newest tokens, itself one of them, as they were.",
+                    "- `recent n`: a query sees the n newest tokens, itself included, as they were (`exact_tokens`).",
                     "- `k_center`: the mean of each head's keys, measured on another text, is taken off.", ""]
         keys = [key.split(" ", 2)[1:] for key in self.results if key.startswith("option ")]
         bits = sorted({fmt for fmt, _ in keys})
@@ -200,8 +200,8 @@ class Report:
                 cells.append(text)
             rows.append((name, *cells))
         yield from table(("option", *(f"`{fmt}`" for fmt in bits)), rows)
-        yield from ["Most of what the next word depends on is near, so perplexity flatters a recent window. Whether far tokens "
-                    "are found is another question: digits of 25 that come back (\"Needles\"), and by depth.", ""]
+        yield from ["Most of what the next word depends on is near, so perplexity flatters a recent window. Whether "
+                    "far tokens are found is another question: digits of 25 that come back, by depth.", ""]
         rows = [(f"`{fmt}`", "plain", self.results[f"main {fmt}"]["needles"]["right"]) for fmt in ("tq2", "tq3")]
         rows += [(f"`{key.split()[1]}`", key.split(" ", 2)[2], told["right"]) for key, told in self.results.items()
                  if key.startswith("needles ")]
@@ -216,34 +216,38 @@ class Report:
         sizes = sorted({int(key.split()[1]) for key in self.results if key.startswith("bias ")})
         names = list(dict.fromkeys(key.split(" ", 2)[2] for key in self.results if key.startswith("bias ")))
         yield from ["## Keys with a large constant part", "",
-                    f"A constant is added to {OUTLIER_CHANNELS} channels of every head's keys, of the size below times the "
-                    "spread of that head's keys, as some model families have it. Softmax does not see it: with exact rows "
-                    "nothing changes. K in the format, V exact (part). `k_center` is the mean over another text.", ""]
+                    f"A constant is added to {OUTLIER_CHANNELS} channels of every head's keys, of the size below times "
+                    "the spread of that head's keys, as some model families have it. Softmax does not see it: with "
+                    "exact rows nothing changes. K in the format, V exact (part). `k_center` is another text's mean.",
+                    ""]
         yield from table(("K", *(f"{size} times" for size in sizes)), [
             (f"`{name}`" if " " not in name else f"`{name.split()[0]}` and `k_center`",
              *(rise_text(self.results[f"bias {size} {name}"]) for size in sizes)) for name in names])
         figure, axes = plt.subplots(figsize=(7, 4))
         for name in names:
-            axes.plot(sizes, [max(rise(self.results[f"bias {size} {name}"])[0], 0.01) for size in sizes], "o-", label=name)
+            rises = [max(rise(self.results[f"bias {size} {name}"])[0], 0.01) for size in sizes]
+            axes.plot(sizes, rises, "o-", label=name)
         axes.set(xscale="log", yscale="log", xlabel="constant part, times the spread", ylabel="rise of perplexity, %",
                  title="Keys with a large constant part")
         axes.legend()
         yield from self.picture("outliers.png", figure)
 
     def other_formats(self):
-        yield from ["## Other formats, and mixtures", "", "Part.", ""]
+        yield from ["## Other formats, and mixtures", "", "Part. Bytes without those of the recent window, whose size "
+                    "does not depend on the sequence.", ""]
         rows = []
         for key, told in self.results.items():
             if key.startswith("format "):
-                k, v = key.split()[1:]
-                rows.append((f"`{k}`", f"`{v}`", told["bytes"], f"{self.bf16_bytes / told['bytes']:.2f}", rise_text(told)))
-        yield from table(("K", "V", "bytes", "compression", "rise"), rows)
+                k, v, *options = key.split()[1:]
+                rows.append((f"`{k}`", f"`{v}`", " ".join(options), told["bytes"],
+                             f"{self.bf16_bytes / told['bytes']:.2f}", rise_text(told)))
+        yield from table(("K", "V", "besides", "bytes", "compression", "rise"), rows)
 
     def trust(self):
         yield from ["## How far a figure can be trusted", "",
-                    "The same measurement (part) with the embedding changed by a ten-millionth to a millionth. A number that "
-                    "lands in another cell of its codebook moves everything behind it, so few bits are chaotic: "
-                    "differences smaller than this spread mean nothing.", ""]
+                    "The same measurement (part) with the embedding changed by a ten-millionth to a millionth. A "
+                    "number that lands in another cell of its codebook moves everything behind it, so few bits are "
+                    "chaotic: differences smaller than this spread mean nothing.", ""]
         rows = []
         for fmt in sorted({key.split()[1] for key in self.results if key.startswith("repeat ")}):
             values = [rise(self.results[f"option {fmt} plain"])[0]] + [
@@ -254,21 +258,20 @@ class Report:
 
     def daemon(self):
         yield from ["## Through the daemon", "",
-                    "A tqkvd of this tree: rows appended as float32, query i decoded as one that saw i + 1 tokens; then the "
-                    "first tokens once more, one APPEND_DECODE per token and layer. Output: largest relative difference of "
-                    "a layer's attention output from the batched pass over the same rows. Bytes: READ gives the bytes "
-                    "that libtqkv makes. The perplexities differ as those of the section before.", ""]
+                    "A tqkvd of this tree: rows appended as float32, query i decoded as one that saw i + 1 tokens; "
+                    "then the first tokens once more, one APPEND_DECODE per token and layer. Output: largest relative "
+                    "difference of a layer's attention output from the batched pass over the same rows. Bytes: READ "
+                    "gives the bytes that libtqkv makes. The perplexities differ as those of the section before.", ""]
         yield from table(("rows", "tokens", "one by one", "output", "same bytes", "perplexity", "batched"), [
             (f"`{name}`", told["n"], told["steps"], f"{told['output_error']:.1e}", told["same_bytes"],
              f"{math.exp(told['loss']):.3f}", f"{math.exp(told['batched_loss']):.3f}")
             for name, told in self.results["spot"].items()])
 
-    def continuation(self):
-        text = self.model.tokenizer.decode(self.results["continuation"]["ids"]).decode(errors="replace")
-        n_different = len(set(self.results["continuation"]["ids"]))
-        return ["## The greedy continuation", "",
-                f"With exact rows, so that everybody can see what was agreed with. It has {n_different} different tokens; "
-                "where a small model repeats itself, agreement is easy. Agreement over the text is the harder figure.", "",
+    def answer(self):
+        text = self.model.tokenizer.decode(self.results["answer"]["ids"]).decode(errors="replace")
+        n_different = len(set(self.results["answer"]["ids"]))
+        return ["## The greedy answer", "", f"To \"{QUESTION}\", with exact rows. It has {n_different} different "
+                "tokens; where a small model repeats itself, agreement is easy. Agreement over the text is harder.", "",
                 "> " + " ".join(text.split()), ""]
 
 
@@ -276,6 +279,6 @@ def write(out, header, results, gates, model):
     report = Report(out, header, results, gates, model)
     lines = []
     for section in (report.intro, report.main_table, report.needles, report.layer_maps, report.sides, report.options,
-                    report.outliers, report.other_formats, report.trust, report.daemon, report.continuation):
+                    report.outliers, report.other_formats, report.trust, report.daemon, report.answer):
         lines += section()
     (out / "report.md").write_text("\n".join(lines))

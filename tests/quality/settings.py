@@ -14,7 +14,7 @@ PRESETS = {"k8v4": ("fp8", "v4"), "4bit": ("tq4", "v4"), "k3v4": ("tq3", "v4"), 
 
 
 class Format:
-    """A row format of one KV head: the bytes that the daemon stores, made by the library that makes them for clients."""
+    """A row format of one KV head: the bytes that the daemon stores, by the library that makes them for clients."""
 
     _library = None
 

@@ -160,8 +160,9 @@ def started_daemon(build):
     with tempfile.TemporaryDirectory(prefix="tqkv-chat.") as folder:
         log = pathlib.Path(folder) / "log"
         with open(log, "wb") as file:
-            process = subprocess.Popen([f"{build}/server/tqkvd", "--listen", f"unix:{folder}/s", "--http", "127.0.0.1:0",
-                                        "--memory", "512MiB"], stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+            command = [f"{build}/server/tqkvd", "--listen", f"unix:{folder}/s", "--http", "127.0.0.1:0", "--memory",
+                       "512MiB"]
+            process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
         try:
             while "control API on http://" not in log.read_text():
                 if process.poll() is not None:
@@ -176,7 +177,8 @@ def started_daemon(build):
 def cache_text(control, pool, n_tokens):
     memory = next(one for one in control.occupancy()["pools"] if one["name"] == pool)["memory"]
     stored, dense = memory["stored_bytes"], memory["dense_equivalent_bytes"]
-    return f"cache: {n_tokens} tokens, {stored / 1024:.1f} KiB where bf16 takes {dense / 1024:.1f} KiB ({dense / stored:.2f} times)"
+    return (f"cache: {n_tokens} tokens, {stored / 1024:.1f} KiB where bf16 takes {dense / 1024:.1f} KiB "
+            f"({dense / stored:.2f} times)")
 
 
 def questions(args):
@@ -231,7 +233,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--addr", help="of a running daemon; with --http")
     parser.add_argument("--http", default="127.0.0.1:7871", help="its control API (default 127.0.0.1:7871)")
-    parser.add_argument("--build", default=os.environ.get("TQKV_BUILD_DIR", str(ROOT / "build")), help="folder of tqkvd")
+    parser.add_argument("--build", default=os.environ.get("TQKV_BUILD_DIR", str(ROOT / "build")),
+                        help="folder of tqkvd")
     parser.add_argument("--preset", default="4bit", help="of the pool (default 4bit)")
     parser.add_argument("--format", help="of K and V, in place of a preset: tq4, bf16, ..")
     parser.add_argument("--prompt", action="append", help="a question; may be given several times")

@@ -6,8 +6,8 @@ Needs a running daemon with an HTTP port; makes a pool of its own and deletes it
     PYTHONPATH=proto/python proto/python/examples/save_restore.py --addr unix:/tmp/tqkvd.sock --http 127.0.0.1:7871
 
 Rows are read as they are stored and appended as they are: the file has the bytes of the pool, and the second session
-answers bit for bit as the first one did. The pool's description is kept beside them; a pool of any other is refused, and
-the member that differs is named. examples/chat.py keeps whole conversations so.
+answers bit for bit as the first one did. The pool's description is kept beside them; a pool of any other is refused,
+and the member that differs is named. examples/chat.py keeps whole conversations so.
 """
 
 import argparse

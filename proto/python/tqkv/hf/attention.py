@@ -60,7 +60,8 @@ def _seen_past(mask, past, real):
         age = np.cumsum(past[:, ::-1], axis=1)[:, ::-1]  # 1: the newest
         is_gap = np.where(seen, age[:, None, :], 0).max(axis=2) != n_seen
         if is_gap[real].any():
-            raise ArgumentError("the attention mask hides stored tokens that are not the oldest: tqkv cannot compute that")
+            raise ArgumentError("the attention mask hides stored tokens that are not the oldest: tqkv cannot compute "
+                                "that")
     return n_seen
 
 
@@ -102,8 +103,8 @@ class _Step:
         """New tokens among themselves here, while their rows are on their way; the stored ones in the daemon."""
         cache = self.cache
         tokens = [np.flatnonzero(row) for row in self.real]
-        # Sent before the rows, so that they see what was stored until now; a sequence is once in a frame, and a frame has
-        # one window.
+        # Sent before the rows, so that they see what was stored until now; a sequence is once in a frame, and a frame
+        # has one window.
         stored = []
         for t in range(self.real.shape[1]):
             windows = np.where(self.n_seen[:, t] == self.n_stored, 0, self.n_seen[:, t])

@@ -67,12 +67,12 @@ class TqkvCache(Cache):
     compare with the pool now instead of at the first step.
 
     Rows are sent as the model computes them, in its own dtype. The attention of a prompt is computed here while its
-    rows are on their way; a decode step is one APPEND_DECODE per layer. A prompt after a prompt (a chat's next turn, the
-    check of a speculation) attends to the new tokens here and to the stored ones there, and both parts are merged by
+    rows are on their way; a decode step is one APPEND_DECODE per layer. A prompt after a prompt (a chat's next turn,
+    the check of a speculation) attends to the new tokens here and to the stored ones there, and both parts are merged by
     their log-sum-exp. Padding is not stored.
 
-    Beam search forks sequences, and so does copy.deepcopy(cache), for prompts that are used again; speculation truncates
-    them. Everything that a cache holds is freed by close() or a
+    Beam search forks sequences, and so does copy.deepcopy(cache), for prompts that are used again; speculation
+    truncates them. Everything that a cache holds is freed by close() or a
     `with` block; or by the session's end. Errors are tqkv.TqkvError; after one, the cache's rows are not all there:
     reset() it and prefill again.
 
@@ -151,7 +151,7 @@ class TqkvCache(Cache):
         return next(number for number in _numbers[self.session] if number not in self.session._lengths)
 
     def step_begins(self, layer, real):
-        """The attention of a layer takes its rows. real: [rows of the batch, new columns]. Earlier columns as stored."""
+        """The attention of a layer takes its rows. real: [rows of the batch, new columns]. Returns the earlier ones."""
         if self._waiting is None or self._waiting[0] != layer:
             raise ArgumentError(f"the rows of layer {layer} are not the cache's last")
         self._waiting = None
@@ -213,7 +213,7 @@ class TqkvCache(Cache):
         self.batch_select_indices(np.repeat(np.arange(len(self.sequences)), repeats))
 
     def batch_select_indices(self, indices):
-        """Row i of the batch becomes what row indices[i] is. A sequence that is used again is forked, all in one frame."""
+        """Row i of the batch becomes what row indices[i] is. What is used again is forked, all in one frame."""
         if not self.sequences:
             return
         self._settled()
