@@ -109,6 +109,14 @@
 	/* the server */                                                                                     \
 	R(srv_find_session, enum kv_status, KV_OK, ARGS(struct srv_conn *a, struct kv_session **b),          \
 		ARGS(a, b))                                                                                  \
+	V(srv_session_close, ARGS(struct srv_server *a, struct kv_session *b), ARGS(a, b))                   \
+	R(srv_control_sessions, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))   \
+	R(srv_control_tenants, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))    \
+	R(srv_control_session_delete, bool, true, ARGS(struct srv_server *a, struct srv_control *b),         \
+		ARGS(a, b))                                                                                  \
+	V(srv_control_session, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))                \
+	V(srv_control_sequence, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))               \
+	V(srv_control_connections, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))            \
 	R(srv_mailbox_take, struct srv_control *, NULL, ARGS(struct srv_mailbox *a), ARGS(a))                \
 	R(srv_pool_remove, enum kv_status, KV_OK,                                                            \
 		ARGS(struct srv_server *a, struct kv_pool *b, struct kv_error *c), ARGS(a, b, c))            \

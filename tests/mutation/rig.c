@@ -387,6 +387,8 @@ static void control_done(struct srv_control *control)
 	control->user = NULL;
 }
 
+uint64_t rig_control_id, rig_control_sequence_id;
+
 struct srv_control *rig_control(enum srv_control_kind kind, const char *name, const char *pool_json)
 {
 	static struct srv_control control;
@@ -397,6 +399,8 @@ struct srv_control *rig_control(enum srv_control_kind kind, const char *name, co
 	control.kind = kind;
 	control.done = control_done;
 	control.user = &control;
+	control.id = rig_control_id;
+	control.sequence_id = rig_control_sequence_id;
 	if (name)
 		snprintf(control.name, sizeof(control.name), "%s", name);
 	if (pool_json) {

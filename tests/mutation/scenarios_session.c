@@ -272,6 +272,38 @@ static void control_requests_tell_the_truth(void)
 	rig_stop();
 }
 
+/* An operator looks at a session, its sequences, their blocks and its tenant, and closes it. */
+static void operators_close_sessions(void)
+{
+	rig_start();
+	rig_hello(0, 1);
+	const struct rig_open open = { .name = "closed" };
+	const uint64_t session = rig_open_session(0, &open);
+	struct rig_frame frame = rig_append(session, 4, 0, 17);
+
+	CHECK(rig_item(0, &frame) == KV_OK);
+	rig_control_id = session;
+	rig_control_sequence_id = 4;
+	const struct srv_control *control = rig_control(SRV_CONTROL_SESSION, NULL, NULL);
+
+	CHECK(control->status == KV_OK && control->n_rows == 1 && control->rows.sequences[0].id == 4);
+	CHECK(control->session.handle == session && control->session.n_sequences == 1);
+	control = rig_control(SRV_CONTROL_SEQUENCE, NULL, NULL);
+	CHECK(control->status == KV_OK && control->n_rows == 2 && control->sequence.n_blocks == 2);
+	CHECK(control->rows.blocks[0].n_owners == 1 && control->rows.blocks[1].n_owners == 1);
+	control = rig_control(SRV_CONTROL_TENANTS, NULL, NULL);
+	CHECK(control->n_rows == 1 && control->rows.tenants[0].n_sessions == 1);
+	CHECK(control->rows.tenants[0].n_tokens == 17);
+	CHECK(rig_control(SRV_CONTROL_SESSION_DELETE, NULL, NULL)->status == KV_OK);
+	CHECK(rig_control(SRV_CONTROL_SESSIONS, NULL, NULL)->n_rows == 0);
+	CHECK(rig_ask(0, &frame) == KV_STALE_HANDLE);
+	CHECK(rig_control(SRV_CONTROL_SESSION_DELETE, NULL, NULL)->status == KV_STALE_HANDLE);
+	rig_settle();
+	CHECK(rig_blocks().n_owned == 0);
+	rig_control_id = rig_control_sequence_id = 0;
+	rig_stop();
+}
+
 /* The known-answer decode notices outputs that are off (FAILURES K15), and notices when they are right again.
  */
 static void the_self_test_notices_wrong_answers(void)
@@ -337,6 +369,7 @@ void scenario_sessions(void)
 	slow_peers_are_closed();
 	pools_come_and_go();
 	control_requests_tell_the_truth();
+	operators_close_sessions();
 	the_self_test_notices_wrong_answers();
 	draining_answers_what_is_in_flight();
 }
