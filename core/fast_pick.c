@@ -1,5 +1,8 @@
 /* Which set of fast kernels is in use: the best that this processor runs, unless the environment names a
  * lesser one. */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,8 +15,11 @@ extern const struct kv_fast_ceilings kv_fast_ceilings_avx2;
 
 static bool runs_avx2(void)
 {
+	unsigned eax, ebx, ecx, edx;
+
+	/* Not all compilers know "f16c" by name: bit 29 of leaf 1. */
 	return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-		__builtin_cpu_supports("f16c") != 0;
+		__get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & 1u << 29) != 0;
 }
 #endif
 
