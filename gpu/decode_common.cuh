@@ -1,9 +1,10 @@
 /*
- * What the kernels over tiles share: the walk over the work list, the ring that a warp streams its units through, and
- * the way from the warps' sums to a partial result. A unit is TOKENS tokens of one item, an item is one (row, virtual
- * head); thread blocks share the list of units evenly, whatever the lengths, and the warps of a block take its units in
- * turn. Where lengths differ an item ends with idle units, which stand for what every item costs: without them a block
- * with many short ones would work several times as long as others. What differs is in the struct Kernel of decode_tiles.cuh and decode_grid.cuh.
+ * What the kernels over tiles share: the walk over the work list, the ring that a warp streams its units
+ * through, and the way from the warps' sums to a partial result. A unit is TOKENS tokens of one item, an item
+ * is one (row, virtual head); thread blocks share the list of units evenly, whatever the lengths, and the
+ * warps of a block take its units in turn. Where lengths differ an item ends with idle units, which stand for
+ * what every item costs: without them a block with many short ones would work several times as long as
+ * others. What differs is in the struct Kernel of decode_tiles.cuh and decode_grid.cuh.
  */
 #ifndef GPU_DECODE_COMMON_CUH
 #define GPU_DECODE_COMMON_CUH
@@ -16,7 +17,8 @@ namespace tiles
 {
 
 /* The largest row that begins at or before the unit and has units. */
-static __device__ __forceinline__ uint32_t find_row(const struct kvg_decode_row *rows, uint32_t n_rows, uint32_t unit)
+static __device__ __forceinline__ uint32_t find_row(
+	const struct kvg_decode_row *rows, uint32_t n_rows, uint32_t unit)
 {
 	uint32_t low = 0, high = n_rows;
 
@@ -100,10 +102,10 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 
 	__device__ __forceinline__ ring(const struct kvg_decode_params &params, const struct share &share,
 		uint32_t warp, uint32_t stages, uint32_t barriers)
-		: params(params), stages(stages), barriers(barriers), lane(threadIdx.x % 32),
-		  block_shift(params.tables.block_size / 32), /* 16, 32, 64 tokens: 0, 1, 2 */
-		  unit_end(share.unit_end), unit(share.unit_first), at(share.unit_first - share.item_unit),
-		  item(share.item), source(NULL)
+	    : params(params), stages(stages), barriers(barriers), lane(threadIdx.x % 32),
+	      block_shift(params.tables.block_size / 32), /* 16, 32, 64 tokens: 0, 1, 2 */
+	      unit_end(share.unit_end), unit(share.unit_first), at(share.unit_first - share.item_unit),
+	      item(share.item), source(NULL)
 	{
 		if (lane == 0) {
 			for (int s = 0; s < STAGES; s++)
@@ -128,12 +130,13 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 		tile_first = row.token_lo / TOKENS * TILES + lane;
 		tile_low = row.token_lo / 16;
 		tile_high = (row.token_hi - 1) / 16;
-		pages = row.pages + ((uint64_t)(item.virtual_head / params.n_chunks) * TILE_BYTES << block_shift);
+		pages = row.pages +
+			((uint64_t)(item.virtual_head / params.n_chunks) * TILE_BYTES << block_shift);
 	}
 
 	/*
-	 * Block ids are read one unit ahead, so that nobody waits for the table. Tiles of a unit that nobody sees are not
-	 * read, others stand in for them: their blocks may be gone.
+	 * Block ids are read one unit ahead, so that nobody waits for the table. Tiles of a unit that nobody
+	 * sees are not read, others stand in for them: their blocks may be gone.
 	 */
 	__device__ __forceinline__ void look_ahead()
 	{
@@ -175,8 +178,8 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 				barrier_expect(barriers + 8 * stage, STAGE_BYTES);
 			__syncwarp();
 			if (lane < TILES)
-				bulk_copy(stages + stage * STAGE_BYTES + lane * TILE_BYTES, source, TILE_BYTES,
-					barriers + 8 * stage, evict_first_policy());
+				bulk_copy(stages + stage * STAGE_BYTES + lane * TILE_BYTES, source,
+					TILE_BYTES, barriers + 8 * stage, evict_first_policy());
 		}
 		move_on(WARPS);
 		look_ahead();
@@ -184,14 +187,16 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 };
 
 /*
- * What a warp adds to, or puts beside, the sums that lie in a slot: `mine` and `theirs` scale both to the larger of
- * two maxima. Lanes that share a head call it together; afterwards maximum and sum are those of both.
+ * What a warp adds to, or puts beside, the sums that lie in a slot: `mine` and `theirs` scale both to the
+ * larger of two maxima. Lanes that share a head call it together; afterwards maximum and sum are those of
+ * both.
  */
 struct rescale {
 	float mine, theirs;
 };
 
-static __device__ __forceinline__ struct rescale join_sums(float &max, float &sum, const float *own, bool is_added)
+static __device__ __forceinline__ struct rescale join_sums(
+	float &max, float &sum, const float *own, bool is_added)
 {
 	struct rescale out = { 1.0f, 0.0f };
 
@@ -221,7 +226,8 @@ static __device__ __forceinline__ float max_over_rows(float x)
 	return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 16));
 }
 
-/* The slots' sums of an item become its partial result in memory: threads take four channels of a head each. */
+/* The slots' sums of an item become its partial result in memory: threads take four channels of a head each.
+ */
 template <class Kernel>
 static __device__ __forceinline__ void write_partial(
 	const struct kvg_decode_params &params, const Kernel &kernel, uint64_t slot, uint32_t n_heads)
@@ -258,8 +264,9 @@ static __device__ __forceinline__ void write_partial(
 }
 
 /*
- * The whole of a kernel over tiles. Kernel has one warp's state: load_query(item), begin_item(), add_unit(), leave(),
- * and where the block's sums lie. Queries of the next item are asked for before the sums of this one are merged.
+ * The whole of a kernel over tiles. Kernel has one warp's state: load_query(item), begin_item(), add_unit(),
+ * leave(), and where the block's sums lie. Queries of the next item are asked for before the sums of this one
+ * are merged.
  */
 template <class Kernel>
 static __device__ __forceinline__ void walk_items(const struct kvg_decode_params &params, uint8_t *memory)
@@ -270,7 +277,8 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 	const uint32_t slot = warp % SLOTS, turn = warp / SLOTS;
 	const uint32_t n_virtual = params.tables.kv_heads * params.n_chunks;
 	const uint32_t group = params.tables.q_heads / params.tables.kv_heads;
-	const uint32_t stages = shared_address(memory) + Kernel::RING_AT + warp * STAGES * Kernel::STAGE_BYTES;
+	const uint32_t stages =
+		shared_address(memory) + Kernel::RING_AT + warp * STAGES * Kernel::STAGE_BYTES;
 	const uint32_t barrier = shared_address(memory) + Kernel::BARRIERS_AT + warp * STAGES * 8;
 	const struct share share = find_share(params);
 	struct cursor item = share.item;
@@ -278,7 +286,8 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 	ring<TOKENS, STAGES, WARPS, Kernel::TILE_BYTES> ring(params, share, warp, stages, barrier);
 	Kernel kernel(params, memory, lane);
 
-	/* Pages were complete before the kernel that makes the queries began; only its queries are waited for. */
+	/* Pages were complete before the kernel that makes the queries began; only its queries are waited
+	 * for. */
 	wait_for_previous();
 	let_next_begin();
 	kernel.load_query(params, item.row_idx * n_virtual + item.virtual_head, lane);
@@ -286,7 +295,8 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 		__syncthreads();
 	while (item_unit < share.unit_end) {
 		const struct kvg_decode_row &row = params.rows[item.row_idx];
-		const uint32_t token_first = row.token_lo / TOKENS * TOKENS, lo = row.token_lo, hi = row.token_hi;
+		const uint32_t token_first = row.token_lo / TOKENS * TOKENS, lo = row.token_lo,
+			       hi = row.token_hi;
 		const uint32_t end = min(share.unit_end, item_unit + item.n_units - params.idle_units);
 
 		kernel.begin_item(lane);
@@ -327,17 +337,18 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 /* Launch and load functions of one Kernel. */
 template <class Kernel>
 static __global__ void __launch_bounds__(Kernel::WARPS * 32, Kernel::BLOCKS)
-walk_kernel(const __grid_constant__ struct kvg_decode_params params)
+	walk_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
 	KVG_DYNAMIC_SHARED(memory, 1024);
 
 	walk_items<Kernel>(params, memory);
 }
 
-template <class Kernel> static cudaError_t launch_walk(const struct kvg_decode_params *params, cudaStream_t stream)
+template <class Kernel>
+static cudaError_t launch_walk(const struct kvg_decode_params *params, cudaStream_t stream)
 {
-	const struct kvg_grid grid = { dim3(params->n_blocks), Kernel::WARPS * 32, Kernel::SHARED_BYTES, stream,
-		params->is_dependent != 0 };
+	const struct kvg_grid grid = { dim3(params->n_blocks), Kernel::WARPS * 32, Kernel::SHARED_BYTES,
+		stream, params->is_dependent != 0 };
 
 	return kvg_launch(walk_kernel<Kernel>, grid, params);
 }
@@ -346,21 +357,22 @@ template <class Kernel> static cudaError_t load_walk()
 {
 	static_assert(Kernel::SHARED_BYTES * Kernel::BLOCKS + 1024 * (Kernel::BLOCKS - 1) <= 227 * 1024,
 		"shared memory of one SM");
-	return cudaFuncSetAttribute(walk_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-		(int)Kernel::SHARED_BYTES);
+	return cudaFuncSetAttribute(
+		walk_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)Kernel::SHARED_BYTES);
 }
 
 } // namespace tiles
 
 /* One built variant: its launch and load functions, with C names. */
-#define KVG_TILES_VARIANT(name, ...)                                                                                \
-	extern "C" cudaError_t kvg_tiles_launch_##name(const struct kvg_decode_params *params, cudaStream_t stream) \
-	{                                                                                                           \
-		return tiles::launch_walk<tiles::__VA_ARGS__>(params, stream);                                      \
-	}                                                                                                           \
-	extern "C" cudaError_t kvg_tiles_load_##name(void)                                                          \
-	{                                                                                                           \
-		return tiles::load_walk<tiles::__VA_ARGS__>();                                                      \
+#define KVG_TILES_VARIANT(name, ...)                                           \
+	extern "C" cudaError_t kvg_tiles_launch_##name(                        \
+		const struct kvg_decode_params *params, cudaStream_t stream)   \
+	{                                                                      \
+		return tiles::launch_walk<tiles::__VA_ARGS__>(params, stream); \
+	}                                                                      \
+	extern "C" cudaError_t kvg_tiles_load_##name(void)                     \
+	{                                                                      \
+		return tiles::load_walk<tiles::__VA_ARGS__>();                 \
 	}
 
 #endif

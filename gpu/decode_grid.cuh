@@ -1,19 +1,21 @@
 /*
  * Decode of tq2 and tq3 tiles at head dim 128 in 8-bit integers, sm_90a.
  *
- * Centroids are rounded to multiples of one step, at most 127 of them. Then a register of four codes is a byte
- * permute's selector and its result the operand of mma.m16n8k32: four look-ups in one instruction, no table in memory.
- * The dequantised rows are the A operand; its columns are four heads, each with the high and the low 8-bit digit of a
- * 16-bit fixed-point query, or weight. More than four heads take two sets of columns.
+ * Centroids are rounded to multiples of one step, at most 127 of them. Then a register of four codes is a
+ * byte permute's selector and its result the operand of mma.m16n8k32: four look-ups in one instruction, no
+ * table in memory. The dequantised rows are the A operand; its columns are four heads, each with the high and
+ * the low 8-bit digit of a 16-bit fixed-point query, or weight. More than four heads take two sets of
+ * columns.
  *
- * What rounding took off the centroids of tq3 matters where logits spread: it is a second table of bytes, 256 times
- * finer. Its products with the high digit of the query go into the columns of the low digit, which have that weight; so
- * K is exact to 2^-15 of a step and no sum is added. V keeps the error of its table, 1e-3 of the output; the digits add
- * 2e-4.
+ * What rounding took off the centroids of tq3 matters where logits spread: it is a second table of bytes, 256
+ * times finer. Its products with the high digit of the query go into the columns of the low digit, which have
+ * that weight; so K is exact to 2^-15 of a step and no sum is added. V keeps the error of its table, 1e-3 of
+ * the output; the digits add 2e-4.
  *
- * Accumulators begin at 1.5 * 2^23 as the bits of a float32, so that integer sums below 2^22 turn into floats by a
- * subtraction: 128 * 127 * 128, 128 * (128 * 113 + 127 * 128) and 128 * 127 * 255 are below. As in decode_tiles.cuh a
- * weight is that of the token times its V norm, y = score + log2(norm of v); the largest y so far becomes 65535.
+ * Accumulators begin at 1.5 * 2^23 as the bits of a float32, so that integer sums below 2^22 turn into floats
+ * by a subtraction: 128 * 127 * 128, 128 * (128 * 113 + 127 * 128) and 128 * 127 * 255 are below. As in
+ * decode_tiles.cuh a weight is that of the token times its V norm, y = score + log2(norm of v); the largest y
+ * so far becomes 65535.
  */
 #ifndef GPU_DECODE_GRID_CUH
 #define GPU_DECODE_GRID_CUH
@@ -38,7 +40,8 @@ template <int BITS> static __device__ __forceinline__ uint32_t selector(const ui
 {
 	if constexpr (BITS == 3)
 		return i < 3 ? w[i] & 0x77777777u
-			     : ((w[0] >> 3) & 0x11111111u) | ((w[1] >> 2) & 0x22222222u) | ((w[2] >> 1) & 0x44444444u);
+			     : ((w[0] >> 3) & 0x11111111u) | ((w[1] >> 2) & 0x22222222u) |
+				((w[2] >> 1) & 0x44444444u);
 	else
 		return (i & 1 ? w[i >> 1] >> 2 : w[i >> 1]) & 0x33333333u;
 }
@@ -85,27 +88,32 @@ static __device__ __forceinline__ uint32_t token_of(uint32_t g, uint32_t half)
 }
 
 /*
- * TOKENS of a unit, STAGES of the ring of each of WARPS warps; N_BLOCKS thread blocks of an SM; GROUPS of four heads;
- * SLOT_WARPS: warps that leave their sums side by side; N_RESTS: how many of K's four products, of 32 channels each,
- * are made exact; Q_IN_MEMORY: queries stay in shared memory, where registers are scarce.
+ * TOKENS of a unit, STAGES of the ring of each of WARPS warps; N_BLOCKS thread blocks of an SM; GROUPS of
+ * four heads; SLOT_WARPS: warps that leave their sums side by side; N_RESTS: how many of K's four products,
+ * of 32 channels each, are made exact; Q_IN_MEMORY: queries stay in shared memory, where registers are
+ * scarce.
  */
-template <int BITS, int TOKENS_, int STAGES_, int WARPS_, int N_BLOCKS, int GROUPS, int SLOT_WARPS, int N_RESTS,
-	bool Q_IN_MEMORY>
+template <int BITS, int TOKENS_, int STAGES_, int WARPS_, int N_BLOCKS, int GROUPS, int SLOT_WARPS,
+	int N_RESTS, bool Q_IN_MEMORY>
 struct grid {
-	static constexpr int TOKENS = TOKENS_, STAGES = STAGES_, WARPS = WARPS_, BLOCKS = N_BLOCKS, SLOTS = SLOT_WARPS;
+	static constexpr int TOKENS = TOKENS_, STAGES = STAGES_, WARPS = WARPS_, BLOCKS = N_BLOCKS,
+			     SLOTS = SLOT_WARPS;
 	static constexpr int HEADS = 4 * GROUPS, TILES = TOKENS / 16;
-	static constexpr uint32_t NORMS_AT = 256 * BITS, HALF_BYTES = NORMS_AT + 64, TILE_BYTES = 2 * HALF_BYTES;
+	static constexpr uint32_t NORMS_AT = 256 * BITS, HALF_BYTES = NORMS_AT + 64,
+				  TILE_BYTES = 2 * HALF_BYTES;
 	static constexpr uint32_t STAGE_BYTES = TILES * TILE_BYTES, CHUNKS = 32;
 	static constexpr float LOG2_OF_WEIGHT_ONE = 15.9999779858f; /* log2(65535): the largest weight */
 	static constexpr bool HAS_SHARED_QUERY = Q_IN_MEMORY;
-	/* Shared memory: rings, sums [SLOTS][HEADS][GRID_ROW_FLOATS], maxima and denominators, queries twice, barriers. */
+	/* Shared memory: rings, sums [SLOTS][HEADS][GRID_ROW_FLOATS], maxima and denominators, queries twice,
+	 * barriers. */
 	static constexpr uint32_t RING_AT = 0, SUMS_AT = WARPS * STAGES * STAGE_BYTES;
 	static constexpr uint32_t MAX_SUMS_AT = SUMS_AT + SLOTS * HEADS * GRID_ROW_FLOATS * 4;
 	static constexpr uint32_t QUERIES_AT = MAX_SUMS_AT + SLOTS * HEADS * 2 * 4;
 	static constexpr uint32_t QUERY_BYTES = Q_IN_MEMORY ? 1024 * (N_RESTS > 0 ? GROUPS + 1 : GROUPS) : 0;
 	static constexpr uint32_t BARRIERS_AT = QUERIES_AT + 2 * QUERY_BYTES;
 	static constexpr size_t SHARED_BYTES = BARRIERS_AT + WARPS * STAGES * 8;
-	static constexpr int Q_WORDS = Q_IN_MEMORY ? 1 : 8, REST_WORDS = !Q_IN_MEMORY && N_RESTS > 0 ? 2 * N_RESTS : 1;
+	static constexpr int Q_WORDS = Q_IN_MEMORY ? 1 : 8,
+			     REST_WORDS = !Q_IN_MEMORY && N_RESTS > 0 ? 2 * N_RESTS : 1;
 	static_assert(TILES % 2 == 0, "products over tokens take two tiles");
 	static_assert(WARPS % SLOTS == 0, "whole rounds");
 	static_assert(QUERIES_AT % 16 == 0, "queries are read 16 bytes at a time");
@@ -116,22 +124,26 @@ struct grid {
 	uint32_t q[GROUPS][Q_WORDS], q_rest[REST_WORDS];
 	float q_scale, o[GROUPS][16], m[GROUPS], l[GROUPS];
 
-	/* What becomes of a unit: y = log2(weight * norm of v) of rows g and g + 8, one head of each group. */
+	/* What becomes of a unit: y = log2(weight * norm of v) of rows g and g + 8, one head of each group.
+	 */
 	struct unit {
 		float y[GROUPS][TILES][2], inverse[TILES][2];
 	};
 
 	__device__ __forceinline__ grid(const struct kvg_decode_params &params, uint8_t *memory, uint32_t)
-		: sums((float *)(memory + SUMS_AT)), max_sums((float *)(memory + MAX_SUMS_AT)),
-		  low_table(params.tables.words[params.tile_table]), high_table(params.tables.words[params.tile_table + 1]),
-		  low_rests(params.tables.words[params.tile_table + 2]), high_rests(params.tables.words[params.tile_table + 3]),
-		  queries(shared_address(memory) + QUERIES_AT), query_turn(1)
+	    : sums((float *)(memory + SUMS_AT)), max_sums((float *)(memory + MAX_SUMS_AT)),
+	      low_table(params.tables.words[params.tile_table]),
+	      high_table(params.tables.words[params.tile_table + 1]),
+	      low_rests(params.tables.words[params.tile_table + 2]),
+	      high_rests(params.tables.words[params.tile_table + 3]),
+	      queries(shared_address(memory) + QUERIES_AT), query_turn(1)
 	{
 	}
 
 	/* ---- queries ---- */
 
-	__device__ __forceinline__ void load_query(const struct kvg_decode_params &params, uint32_t item_idx, uint32_t lane)
+	__device__ __forceinline__ void load_query(
+		const struct kvg_decode_params &params, uint32_t item_idx, uint32_t lane)
 	{
 		const uint4 *fragments = (const uint4 *)params.q_prepared + (uint64_t)item_idx * GROUPS * 64;
 
@@ -144,7 +156,8 @@ struct grid {
 		} else {
 #pragma unroll
 			for (int h = 0; h < GROUPS; h++) {
-				const uint4 v0 = fragments[h * 64 + lane * 2], v1 = fragments[h * 64 + lane * 2 + 1];
+				const uint4 v0 = fragments[h * 64 + lane * 2],
+					    v1 = fragments[h * 64 + lane * 2 + 1];
 
 				q[h][0] = v0.x, q[h][1] = v0.y, q[h][2] = v0.z, q[h][3] = v0.w;
 				q[h][4] = v1.x, q[h][5] = v1.y, q[h][6] = v1.z, q[h][7] = v1.w;
@@ -153,9 +166,10 @@ struct grid {
 	}
 
 	/*
-	 * The second operand of the rests has high digits only. Up to four heads: in the columns of the low digits, whose
-	 * weight the products have, so that both go into the same sums. Eight heads: a column each, of the heads of the
-	 * first group and of the second in turn. Neighbouring columns are four lanes apart.
+	 * The second operand of the rests has high digits only. Up to four heads: in the columns of the low
+	 * digits, whose weight the products have, so that both go into the same sums. Eight heads: a column
+	 * each, of the heads of the first group and of the second in turn. Neighbouring columns are four
+	 * lanes apart.
 	 */
 	static __device__ __forceinline__ void put_query(uint32_t to, uint32_t i, const uint4 &piece)
 	{
@@ -166,7 +180,8 @@ struct grid {
 		if constexpr (N_RESTS > 0) {
 			if (owner & 4u)
 				return;
-			store_16(at + GROUPS * 1024 + (GROUPS == 2 && i < 64 ? owner : owner ^ 4u) * 16, piece);
+			store_16(at + GROUPS * 1024 + (GROUPS == 2 && i < 64 ? owner : owner ^ 4u) * 16,
+				piece);
 			if (GROUPS == 1)
 				store_16(at + GROUPS * 1024 + owner * 16, make_uint4(0, 0, 0, 0));
 		}
@@ -199,7 +214,8 @@ struct grid {
 
 	/* ---- scores ---- */
 
-	/* The first products of the dequantised rows of a lane with a query; h == GROUPS: with the rests' operand. */
+	/* The first products of the dequantised rows of a lane with a query; h == GROUPS: with the rests'
+	 * operand. */
 	__device__ __forceinline__ void add_products(
 		int (&sum)[4], int h, const uint32_t (&r)[2][8], int n_products, uint32_t lane) const
 	{
@@ -216,29 +232,33 @@ struct grid {
 			} else {
 #pragma unroll
 				for (int i = 0; i < 4; i++)
-					b[i] = h == GROUPS ? q_rest[(4 * half + i) % REST_WORDS] : q[h % GROUPS][(4 * half + i) % Q_WORDS];
+					b[i] = h == GROUPS ? q_rest[(4 * half + i) % REST_WORDS]
+							   : q[h % GROUPS][(4 * half + i) % Q_WORDS];
 			}
 #pragma unroll
 			for (int j = 0; j < 2; j++) {
 				const int k = 2 * half + j;
 
 				if (k < n_products)
-					add_signed(sum, r[0][2 * k], r[1][2 * k], r[0][2 * k + 1], r[1][2 * k + 1], b[2 * j],
-						b[2 * j + 1]);
+					add_signed(sum, r[0][2 * k], r[1][2 * k], r[0][2 * k + 1],
+						r[1][2 * k + 1], b[2 * j], b[2 * j + 1]);
 			}
 		}
 	}
 
-	__device__ __forceinline__ void score_tile(struct unit &unit, uint32_t t, uint32_t at, uint32_t lane) const
+	__device__ __forceinline__ void score_tile(
+		struct unit &unit, uint32_t t, uint32_t at, uint32_t lane) const
 	{
 		const uint32_t g = lane / 4;
 		uint32_t w[2 * BITS], r[2][8], rest[2][8];
 
 		load_groups<BITS>(at, lane, w);
 
-		const uint2 k_norms = load_8(at + NORMS_AT + g * 8), v_norms = load_8(at + HALF_BYTES + NORMS_AT + g * 8);
+		const uint2 k_norms = load_8(at + NORMS_AT + g * 8),
+			    v_norms = load_8(at + HALF_BYTES + NORMS_AT + g * 8);
 		/* A norm of 0 has no logarithm; its rows are 0 whatever their weight. */
-		const float n0 = fmaxf(__uint_as_float(v_norms.x), 1e-30f), n1 = fmaxf(__uint_as_float(v_norms.y), 1e-30f);
+		const float n0 = fmaxf(__uint_as_float(v_norms.x), 1e-30f),
+			    n1 = fmaxf(__uint_as_float(v_norms.y), 1e-30f);
 		const float log2_n0 = log2_fast(n0), log2_n1 = log2_fast(n1);
 
 		unit.inverse[t][0] = reciprocal_fast(n0);
@@ -253,12 +273,14 @@ struct grid {
 				r[x][2 * i + 1] = byte_permute(low_table, high_table, select >> 16);
 				if (i < N_RESTS) {
 					rest[x][2 * i] = byte_permute(low_rests, high_rests, select);
-					rest[x][2 * i + 1] = byte_permute(low_rests, high_rests, select >> 16);
+					rest[x][2 * i + 1] =
+						byte_permute(low_rests, high_rests, select >> 16);
 				}
 			}
 		}
 
-		const float k0 = __uint_as_float(k_norms.x) * q_scale, k1 = __uint_as_float(k_norms.y) * q_scale;
+		const float k0 = __uint_as_float(k_norms.x) * q_scale,
+			    k1 = __uint_as_float(k_norms.y) * q_scale;
 		int rests[4] = { 0, 0, 0, 0 };
 
 		if constexpr (N_RESTS > 0 && GROUPS == 2)
@@ -338,13 +360,15 @@ struct grid {
 
 #pragma unroll
 			for (uint32_t t = 0; t < TILES; t++) {
-				const float w0 = exp2_fast(unit.y[h][t][0] - offset), w1 = exp2_fast(unit.y[h][t][1] - offset);
+				const float w0 = exp2_fast(unit.y[h][t][0] - offset),
+					    w1 = exp2_fast(unit.y[h][t][1] - offset);
 
 				l[h] = fmaf(w0, unit.inverse[t][0], l[h]);
 				l[h] = fmaf(w1, unit.inverse[t][1], l[h]);
-				/* Fixed point: the low bits of a sum with 2^23. Both high digits, then both low ones. */
-				weights[h][t] = transpose(byte_permute(
-					__float_as_uint(w0 + 8388608.0f), __float_as_uint(w1 + 8388608.0f), 0x4051));
+				/* Fixed point: the low bits of a sum with 2^23. Both high digits, then both
+				 * low ones. */
+				weights[h][t] = transpose(byte_permute(__float_as_uint(w0 + 8388608.0f),
+					__float_as_uint(w1 + 8388608.0f), 0x4051));
 			}
 		}
 	}
@@ -373,13 +397,16 @@ struct grid {
 					const uint32_t select0 = selector<BITS>(w[2 * pair], i);
 					const uint32_t select1 = selector<BITS>(w[2 * pair + 1], i);
 					const uint32_t a0 = byte_permute(low_table, high_table, select0);
-					const uint32_t a1 = byte_permute(low_table, high_table, select0 >> 16);
+					const uint32_t a1 =
+						byte_permute(low_table, high_table, select0 >> 16);
 					const uint32_t a2 = byte_permute(low_table, high_table, select1);
-					const uint32_t a3 = byte_permute(low_table, high_table, select1 >> 16);
+					const uint32_t a3 =
+						byte_permute(low_table, high_table, select1 >> 16);
 
 #pragma unroll
 					for (int h = 0; h < GROUPS; h++)
-						add_unsigned(sum[h], a0, a1, a2, a3, weights[h][2 * pair], weights[h][2 * pair + 1]);
+						add_unsigned(sum[h], a0, a1, a2, a3, weights[h][2 * pair],
+							weights[h][2 * pair + 1]);
 				}
 #pragma unroll
 				for (int h = 0; h < GROUPS; h++) {
@@ -390,7 +417,8 @@ struct grid {
 		}
 	}
 
-	__device__ __forceinline__ void add_unit(uint32_t base, uint32_t token, uint32_t lo, uint32_t hi, uint32_t lane)
+	__device__ __forceinline__ void add_unit(
+		uint32_t base, uint32_t token, uint32_t lo, uint32_t hi, uint32_t lane)
 	{
 		uint32_t weights[GROUPS][TILES];
 		struct unit unit;
@@ -427,7 +455,8 @@ struct grid {
 
 #pragma unroll
 			for (int j = 0; j < 16; j++)
-				to[8 * j] = is_added ? o[h][j] * scale.mine + to[8 * j] * scale.theirs : o[h][j];
+				to[8 * j] =
+					is_added ? o[h][j] * scale.mine + to[8 * j] * scale.theirs : o[h][j];
 			__syncwarp();
 			if (g == 0) {
 				own[0] = m[h];

@@ -1,6 +1,7 @@
 /*
- * Before and after attention: queries are rotated and laid out for the kernel that reads them, partial results are
- * merged by log-sum-exp in a fixed order, rotated back and stored. A query reaches PCIe once, an output once.
+ * Before and after attention: queries are rotated and laid out for the kernel that reads them, partial
+ * results are merged by log-sum-exp in a fixed order, rotated back and stored. A query reaches PCIe once, an
+ * output once.
  */
 #include "gpu/device_asm.cuh"
 #include "gpu/device_rows.cuh"
@@ -42,7 +43,8 @@ static __device__ void load_query(const struct kvg_decode_params *params, const 
 			const uint32_t at = kvg_lane() + 32 * k, n = 16 / bytes;
 
 			for (uint32_t e = 0; e < n && 16 * at < d * bytes; e++)
-				q[at * n + e] = kvg_load_number((const uint8_t *)&pieces[k] + e * bytes, op->q_dtype);
+				q[at * n + e] =
+					kvg_load_number((const uint8_t *)&pieces[k] + e * bytes, op->q_dtype);
 		}
 	} else {
 		for (uint32_t i = kvg_lane(); i < d; i += 32)
@@ -77,14 +79,16 @@ static __device__ void prepare_rows(const struct kvg_decode_params *params, cons
 		}
 		for (uint32_t i = kvg_lane(); i < segment->n_channels; i += 32)
 			prepared[segment->prepared_idx + i] = turned[i] * factor *
-				(segment->factors == KVG_NONE ? 1.0f : kvg_floats(tables, segment->factors)[i]);
+				(segment->factors == KVG_NONE ? 1.0f
+							      : kvg_floats(tables, segment->factors)[i]);
 		__syncwarp();
 	}
 }
 
 /*
- * scale * <q, K centre>: belongs to every logit of the query, so weights do not change, and the finish kernel adds it to
- * the log-sum-exp; only a soft cap wants it before. A rotated query meets the centre in the rows' basis.
+ * scale * <q, K centre>: belongs to every logit of the query, so weights do not change, and the finish kernel
+ * adds it to the log-sum-exp; only a soft cap wants it before. A rotated query meets the centre in the rows'
+ * basis.
  */
 static __device__ float center_offset(const struct kvg_tables *tables, const struct kvg_codec *codec,
 	const struct kvg_decode_op *op, const float *center, const float *q, float *from, float *to)
@@ -130,9 +134,9 @@ static __device__ float largest_number(struct prepare_scratch *s, uint32_t n_hea
 }
 
 /*
- * B fragments of the tiles kernel: word w of lane 4g + c holds dims (d / 4) c + 2w, + 1 of column g. Up to four
- * heads have two columns each, the float16 of q and what that leaves over; more have one. All queries of the
- * virtual head share one power of two that brings the largest number into [128, 256).
+ * B fragments of the tiles kernel: word w of lane 4g + c holds dims (d / 4) c + 2w, + 1 of column g. Up to
+ * four heads have two columns each, the float16 of q and what that leaves over; more have one. All queries of
+ * the virtual head share one power of two that brings the largest number into [128, 256).
  */
 static __device__ void write_fragments(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
 	uint32_t item, uint32_t n_heads, struct prepare_scratch *s)
@@ -168,9 +172,9 @@ static __device__ void write_fragments(const struct kvg_decode_params *params, c
 }
 
 /*
- * The same for the kernel in integers: 16-bit fixed point, one step for all heads (what rounding costs a logit is then
- * the same for all), column 2 * head + part with the high digit (part 0) and the low one, both signed. Word k of lane
- * 4n + c has channels 32c + 4k to + 3 of column n.
+ * The same for the kernel in integers: 16-bit fixed point, one step for all heads (what rounding costs a
+ * logit is then the same for all), column 2 * head + part with the high digit (part 0) and the low one, both
+ * signed. Word k of lane 4n + c has channels 32c + 4k to + 3 of column n.
  */
 static __device__ void write_digits(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
 	uint32_t item, uint32_t n_heads, struct prepare_scratch *s)
@@ -186,7 +190,8 @@ static __device__ void write_digits(const struct kvg_decode_params *params, cons
 		uint32_t high = 0, low = 0;
 
 		for (uint32_t e = 0; e < 4 && head < n_heads; e++) {
-			const int fixed = __float2int_rn(s->q[head][at + e] * scale), digit = (fixed + 128) >> 8;
+			const int fixed = __float2int_rn(s->q[head][at + e] * scale),
+				  digit = (fixed + 128) >> 8;
 
 			high |= (uint32_t)(digit & 255) << 8 * e;
 			low |= (uint32_t)((fixed - (digit << 8)) & 255) << 8 * e;
@@ -199,15 +204,17 @@ static __device__ void write_digits(const struct kvg_decode_params *params, cons
 		group[(4 * (column + 1) + c) * 8 + k] = low;
 	}
 	if (threadIdx.x == 0)
-		params->q_scales[item] = largest > 0 ? op->scale * LOG2_E * (largest / 32512.0f) / params->tile_scale : 1.0f;
+		params->q_scales[item] =
+			largest > 0 ? op->scale * LOG2_E * (largest / 32512.0f) / params->tile_scale : 1.0f;
 }
 
 static __global__ void __launch_bounds__(THREADS)
-prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
+	prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
 	__shared__ struct prepare_scratch s;
 	const struct kvg_tables *tables = &params.tables;
-	const uint32_t n_virtual = tables->kv_heads * params.n_chunks, group = tables->q_heads / tables->kv_heads;
+	const uint32_t n_virtual = tables->kv_heads * params.n_chunks,
+		       group = tables->q_heads / tables->kv_heads;
 	const uint32_t row_idx = blockIdx.x / n_virtual, virtual_head = blockIdx.x % n_virtual;
 	const struct kvg_decode_row *row = &params.rows[row_idx];
 	const struct kvg_decode_op *op = &params.ops[row->op_idx];
@@ -231,7 +238,8 @@ prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
 		}
 		if (params.tile_bits == 0) {
 			prepare_rows(&params, codec, op, s.q[h],
-				params.q_prepared + ((uint64_t)row_idx * tables->q_heads + q_head) * params.k_dim_max,
+				params.q_prepared +
+					((uint64_t)row_idx * tables->q_heads + q_head) * params.k_dim_max,
 				s.from[warp], s.to[warp]);
 			continue;
 		}
@@ -239,8 +247,8 @@ prepare_kernel(const __grid_constant__ struct kvg_decode_params params)
 			for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
 				s.from[warp][i] = s.q[h][i];
 			__syncwarp();
-			kvg_rotate(tables, &tables->rotations[codec->segments[0].rotation], false, s.from[warp],
-				s.q[h]);
+			kvg_rotate(tables, &tables->rotations[codec->segments[0].rotation], false,
+				s.from[warp], s.q[h]);
 		}
 	}
 	if (params.tile_bits == 0)
@@ -258,7 +266,8 @@ cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cu
 
 	if (n_blocks == 0)
 		return cudaSuccess;
-	/* Never dependent: when it begins, the updates are complete, and so are the pages that the next kernel loads. */
+	/* Never dependent: when it begins, the updates are complete, and so are the pages that the next
+	 * kernel loads. */
 	return kvg_launch(prepare_kernel, { dim3(n_blocks), THREADS, 0, stream, false }, params);
 }
 
@@ -281,17 +290,20 @@ struct parts {
 	bool is_second; /* tiles: the first block began with another head */
 };
 
-static __device__ struct parts find_parts(
-	const struct kvg_decode_params *params, const struct kvg_decode_row *row, uint32_t virtual_head, uint32_t item)
+static __device__ struct parts find_parts(const struct kvg_decode_params *params,
+	const struct kvg_decode_row *row, uint32_t virtual_head, uint32_t item)
 {
-	struct parts parts = { row->work_first + virtual_head * row->n_work, row->n_work, KVG_NONE, false, false };
+	struct parts parts = { row->work_first + virtual_head * row->n_work, row->n_work, KVG_NONE, false,
+		false };
 
 	if (params->tile_bits == 0)
 		return parts;
 
 	/* Block b has the units [b total / n, (b + 1) total / n). */
-	const uint64_t n = params->n_blocks, total = params->n_work, begin = parts.first, end = begin + parts.n;
-	const uint32_t first = (uint32_t)(((begin + 1) * n - 1) / total), last = (uint32_t)((end * n - 1) / total);
+	const uint64_t n = params->n_blocks, total = params->n_work, begin = parts.first,
+		       end = begin + parts.n;
+	const uint32_t first = (uint32_t)(((begin + 1) * n - 1) / total),
+		       last = (uint32_t)((end * n - 1) / total);
 
 	parts.is_tiles = true;
 	parts.first = first;
@@ -311,11 +323,11 @@ static __device__ __forceinline__ uint32_t part_slot(const struct parts *parts, 
 }
 
 /*
- * acc[] = the merged weighted sum over its denominator; returns log2 of the softmax denominator. Parts are taken in
- * their order, 128 weights at a time. `sink` is one more logit, in log2 units, or -infinity.
+ * acc[] = the merged weighted sum over its denominator; returns log2 of the softmax denominator. Parts are
+ * taken in their order, 128 weights at a time. `sink` is one more logit, in log2 units, or -infinity.
  */
-static __device__ float merge(const struct kvg_decode_params *params, const struct parts *parts, uint32_t head,
-	uint32_t v_dim, float sink, struct finish_scratch *s)
+static __device__ float merge(const struct kvg_decode_params *params, const struct parts *parts,
+	uint32_t head, uint32_t v_dim, float sink, struct finish_scratch *s)
 {
 	float max = -INFINITY, sum = 0, sums[4] = { 0, 0, 0, 0 };
 
@@ -324,7 +336,8 @@ static __device__ float merge(const struct kvg_decode_params *params, const stru
 		float2 own = make_float2(-INFINITY, 0);
 
 		if (threadIdx.x < n) {
-			const uint64_t at = (uint64_t)part_slot(parts, first + threadIdx.x) * params->n_heads + head;
+			const uint64_t at =
+				(uint64_t)part_slot(parts, first + threadIdx.x) * params->n_heads + head;
 
 			own = *(const float2 *)(params->partials_ml + at * 2);
 			s->slots[threadIdx.x] = (uint32_t)at;
@@ -378,8 +391,8 @@ static __device__ float merge(const struct kvg_decode_params *params, const stru
 }
 
 /* acc[] in the segments' bases to out[] in the channels'. A warp turns one segment. */
-static __device__ void turn_back(const struct kvg_tables *tables, const struct kvg_codec *codec, bool is_rotated,
-	struct finish_scratch *s)
+static __device__ void turn_back(const struct kvg_tables *tables, const struct kvg_codec *codec,
+	bool is_rotated, struct finish_scratch *s)
 {
 	const uint32_t warp = threadIdx.x / 32;
 
@@ -413,7 +426,7 @@ static __device__ void turn_back(const struct kvg_tables *tables, const struct k
 }
 
 static __global__ void __launch_bounds__(THREADS)
-finish_kernel(const __grid_constant__ struct kvg_decode_params params)
+	finish_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
 	__shared__ struct finish_scratch s;
 	const struct kvg_tables *tables = &params.tables;
@@ -474,7 +487,8 @@ cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cud
 
 	if (n_blocks == 0)
 		return cudaSuccess;
-	return kvg_launch(finish_kernel, { dim3(n_blocks), THREADS, 0, stream, params->is_dependent != 0 }, params);
+	return kvg_launch(
+		finish_kernel, { dim3(n_blocks), THREADS, 0, stream, params->is_dependent != 0 }, params);
 }
 
 cudaError_t kvg_decode_query_load(void)

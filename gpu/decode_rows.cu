@@ -1,7 +1,8 @@
 /*
- * Attention over rows of any format: K and V rows are expanded into float32 in shared memory, 16 tokens at a time,
- * once for up to eight query heads; scores and sums are float32. One thread block per piece of (query row, virtual
- * head); the finish kernel merges the pieces. Bound: instructions (a dozen per stored element), not bytes.
+ * Attention over rows of any format: K and V rows are expanded into float32 in shared memory, 16 tokens at a
+ * time, once for up to eight query heads; scores and sums are float32. One thread block per piece of (query
+ * row, virtual head); the finish kernel merges the pieces. Bound: instructions (a dozen per stored element),
+ * not bytes.
  */
 #include <cuda_fp16.h>
 
@@ -32,20 +33,23 @@ static __device__ uint32_t find_row(const struct kvg_decode_row *rows, uint32_t 
 	return low;
 }
 
-/* 16 rows as they are stored: contiguous, and a multiple of 16 bytes at a multiple of 16. Arrives asynchronously. */
-static __device__ __forceinline__ void fetch(const uint8_t *pages, const struct kvg_tables *tables, const uint32_t *table,
-	uint32_t row_bytes, uint32_t kv_head, uint32_t token, uint8_t *raw)
+/* 16 rows as they are stored: contiguous, and a multiple of 16 bytes at a multiple of 16. Arrives
+ * asynchronously. */
+static __device__ __forceinline__ void fetch(const uint8_t *pages, const struct kvg_tables *tables,
+	const uint32_t *table, uint32_t row_bytes, uint32_t kv_head, uint32_t token, uint8_t *raw)
 {
 	const uint64_t block = table[token / tables->block_size];
 	const uint8_t *src = pages +
-		((block * tables->kv_heads + kv_head) * tables->block_size + token % tables->block_size) * row_bytes;
+		((block * tables->kv_heads + kv_head) * tables->block_size + token % tables->block_size) *
+			row_bytes;
 	const uint32_t to = tiles::shared_address(raw);
 
 	for (uint32_t i = threadIdx.x; i < row_bytes * TOKENS / 16; i += THREADS)
 		tiles::copy_16_async(to + 16 * i, src + 16 * i);
 }
 
-static __device__ __forceinline__ float number_at(const uint8_t *row, uint32_t offset, uint32_t number, uint32_t g)
+static __device__ __forceinline__ float number_at(
+	const uint8_t *row, uint32_t offset, uint32_t number, uint32_t g)
 {
 	return kvg_load_number(row + offset + g * kvg_number_bytes(number), number);
 }
@@ -55,11 +59,12 @@ static __device__ __forceinline__ bool is_plain(const struct kvg_codec *codec)
 {
 	const struct kvg_segment *segment = &codec->segments[0];
 
-	return codec->n_segments == 1 && segment->zero_offset == KVG_NONE && segment->outer_offset == KVG_NONE &&
-		segment->group_channels == segment->n_channels;
+	return codec->n_segments == 1 && segment->zero_offset == KVG_NONE &&
+		segment->outer_offset == KVG_NONE && segment->group_channels == segment->n_channels;
 }
 
-static __device__ __forceinline__ float plain_scale(const struct kvg_codec *codec, const uint8_t *raw, uint32_t token)
+static __device__ __forceinline__ float plain_scale(
+	const struct kvg_codec *codec, const uint8_t *raw, uint32_t token)
 {
 	const struct kvg_segment *segment = &codec->segments[0];
 
@@ -69,7 +74,8 @@ static __device__ __forceinline__ float plain_scale(const struct kvg_codec *code
 }
 
 /* Tables of all segments of a codec, one behind the other: at most 256 numbers. */
-static __device__ __forceinline__ void copy_tables(const struct kvg_tables *tables, const struct kvg_codec *codec, float *copy)
+static __device__ __forceinline__ void copy_tables(
+	const struct kvg_tables *tables, const struct kvg_codec *codec, float *copy)
 {
 	for (uint32_t s = 0, at = 0; s < codec->n_segments; s++) {
 		const uint32_t n = codec->segments[s].is_table ? 1u << codec->segments[s].bits : 0;
@@ -99,8 +105,8 @@ static __device__ __forceinline__ uint32_t row_width(uint32_t n)
 	return n <= 32 ? 32 : n <= 64 ? 64 : 128;
 }
 
-static __device__ __forceinline__ void expand_plain(
-	const struct kvg_codec *codec, const float *table, const uint8_t *raw, uint32_t stride, float *expanded)
+static __device__ __forceinline__ void expand_plain(const struct kvg_codec *codec, const float *table,
+	const uint8_t *raw, uint32_t stride, float *expanded)
 {
 	const struct kvg_segment *segment = &codec->segments[0];
 	const uint32_t n = segment->n_channels, bits = segment->bits, mask = (1u << bits) - 1;
@@ -114,15 +120,18 @@ static __device__ __forceinline__ void expand_plain(
 		if (!segment->is_table) {
 			const uint8_t *row = raw + threadIdx.x / width * row_bytes + segment->offset;
 
-			for (uint32_t t = threadIdx.x / width; t < TOKENS; t += step, row += step * row_bytes, to += step * stride)
+			for (uint32_t t = threadIdx.x / width; t < TOKENS;
+				t += step, row += step * row_bytes, to += step * stride)
 				*to = dense_number(row, segment->number, i);
 		} else if (shift + bits <= 8) {
 #pragma unroll 4
-			for (uint32_t t = threadIdx.x / width; t < TOKENS; t += step, at += step * row_bytes, to += step * stride)
+			for (uint32_t t = threadIdx.x / width; t < TOKENS;
+				t += step, at += step * row_bytes, to += step * stride)
 				*to = table[at[0] >> shift & mask];
 		} else {
 #pragma unroll 4
-			for (uint32_t t = threadIdx.x / width; t < TOKENS; t += step, at += step * row_bytes, to += step * stride)
+			for (uint32_t t = threadIdx.x / width; t < TOKENS;
+				t += step, at += step * row_bytes, to += step * stride)
 				*to = table[((uint32_t)at[0] | (uint32_t)at[1] << 8) >> shift & mask];
 		}
 	}
@@ -150,13 +159,14 @@ static __device__ __forceinline__ float2 numbers_of(
 }
 
 /* Tokens outside [lo, hi) get 0 twice, so that codes give 0 there: what lies there is not ours. */
-static __device__ __forceinline__ void read_groups(
-	const struct kvg_codec *codec, const uint8_t *raw, uint32_t lo, uint32_t hi, struct group_numbers *groups)
+static __device__ __forceinline__ void read_groups(const struct kvg_codec *codec, const uint8_t *raw,
+	uint32_t lo, uint32_t hi, struct group_numbers *groups)
 {
 	for (uint32_t s = 0; s < codec->n_segments; s++) {
 		const struct kvg_segment *segment = &codec->segments[s];
 		const uint32_t n_groups =
-			min((segment->n_channels + segment->group_channels - 1) / segment->group_channels, GROUPS_MAX);
+			min((segment->n_channels + segment->group_channels - 1) / segment->group_channels,
+				GROUPS_MAX);
 
 		for (uint32_t i = threadIdx.x; i < TOKENS * n_groups; i += THREADS) {
 			const uint32_t t = i / n_groups, g = i % n_groups;
@@ -169,9 +179,9 @@ static __device__ __forceinline__ void read_groups(
 }
 
 /* One segment of 16 rows in its own basis, without its constant factors: queries and outputs carry them. */
-static __device__ __forceinline__ void expand_segment(const struct kvg_segment *segment, const float *table, const uint8_t *raw,
-	uint32_t row_bytes, uint32_t lo, uint32_t hi, const float2 (*numbers)[GROUPS_MAX], uint32_t stride,
-	float *expanded)
+static __device__ __forceinline__ void expand_segment(const struct kvg_segment *segment, const float *table,
+	const uint8_t *raw, uint32_t row_bytes, uint32_t lo, uint32_t hi, const float2 (*numbers)[GROUPS_MAX],
+	uint32_t stride, float *expanded)
 {
 	const uint32_t n = segment->n_channels, bits = segment->bits, width = row_width(n);
 
@@ -187,7 +197,10 @@ static __device__ __forceinline__ void expand_segment(const struct kvg_segment *
 			float value = 0.0f;
 
 			if (segment->is_table)
-				value = table[((uint32_t)row[at] | (is_wide ? (uint32_t)row[at + 1] << 8 : 0u)) >> shift & mask];
+				value = table[((uint32_t)row[at] |
+						      (is_wide ? (uint32_t)row[at + 1] << 8 : 0u)) >>
+						shift &
+					mask];
 			else if (is_seen)
 				value = number_at(row, segment->offset, segment->number, i);
 			if (numbers) {
@@ -202,8 +215,9 @@ static __device__ __forceinline__ void expand_segment(const struct kvg_segment *
 	}
 }
 
-static __device__ __forceinline__ void expand(const struct kvg_codec *codec, const float *table, const uint8_t *raw, uint32_t lo,
-	uint32_t hi, const struct group_numbers *groups, uint32_t stride, float *expanded)
+static __device__ __forceinline__ void expand(const struct kvg_codec *codec, const float *table,
+	const uint8_t *raw, uint32_t lo, uint32_t hi, const struct group_numbers *groups, uint32_t stride,
+	float *expanded)
 {
 	const bool is_simple = is_plain(codec);
 
@@ -215,8 +229,8 @@ static __device__ __forceinline__ void expand(const struct kvg_codec *codec, con
 	for (uint32_t s = 0; s < codec->n_segments; s++) {
 		const struct kvg_segment *segment = &codec->segments[s];
 
-		expand_segment(segment, table, raw, codec->row_bytes, lo, hi, is_simple ? NULL : groups->at[s], stride,
-			expanded);
+		expand_segment(segment, table, raw, codec->row_bytes, lo, hi,
+			is_simple ? NULL : groups->at[s], stride, expanded);
 		table += segment->is_table ? 1u << segment->bits : 0;
 	}
 }
@@ -235,7 +249,7 @@ static __device__ __forceinline__ float bend(
 /* NV: accumulators of 128 channels each; H: query heads, 4 or 8. */
 template <int NV, int H>
 static __global__ void __launch_bounds__(THREADS, 5)
-rows_kernel(const __grid_constant__ struct kvg_decode_params params)
+	rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
 	KVG_DYNAMIC_SHARED(memory, 16);
 	__shared__ __align__(16) float weights[TOKENS][H];
@@ -252,8 +266,10 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const uint32_t kv_head = virtual_head / params.n_chunks;
 
 	for (uint32_t i = threadIdx.x; i < sizeof(struct kvg_codec) / 4; i += THREADS) {
-		((uint32_t *)&codecs[0])[i] = ((const uint32_t *)kvg_codec_of(tables, layer, false, kv_head))[i];
-		((uint32_t *)&codecs[1])[i] = ((const uint32_t *)kvg_codec_of(tables, layer, true, kv_head))[i];
+		((uint32_t *)&codecs[0])[i] =
+			((const uint32_t *)kvg_codec_of(tables, layer, false, kv_head))[i];
+		((uint32_t *)&codecs[1])[i] =
+			((const uint32_t *)kvg_codec_of(tables, layer, true, kv_head))[i];
 	}
 	__syncthreads();
 	copy_tables(tables, k_codec, k_table);
@@ -264,13 +280,15 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 	const uint32_t n_heads = min(group - first_head, KVG_HEADS_MAX);
 	const uint32_t k_dim = k_codec->prepared_dim, v_dim = v_codec->prepared_dim;
 	/* Tiles of the first tokens, then those from token_lo's on, as if they were one behind the other. */
-	const uint32_t n_first = (row->first_hi + TOKENS - 1) / TOKENS, tile_low = row->token_lo / TOKENS - n_first;
+	const uint32_t n_first = (row->first_hi + TOKENS - 1) / TOKENS,
+		       tile_low = row->token_lo / TOKENS - n_first;
 	const uint32_t begin = piece * (row->piece_tokens / TOKENS);
 	const uint32_t end =
 		min((row->token_hi + TOKENS - 1) / TOKENS - tile_low, begin + row->piece_tokens / TOKENS);
 	const uint32_t raw_bytes = TOKENS * params.raw_bytes_max;
 	float *q = (float *)(memory + 4 * raw_bytes);
-	float *k_expanded = q + H * params.k_dim_max, *v_expanded = k_expanded + TOKENS * (params.k_dim_max + PAD);
+	float *k_expanded = q + H * params.k_dim_max,
+	      *v_expanded = k_expanded + TOKENS * (params.k_dim_max + PAD);
 	const bool k_is_plain = is_plain(k_codec), v_is_plain = is_plain(v_codec);
 	/* A score each; with four heads two threads share one, a half of the channels each. */
 	constexpr uint32_t PARTS = 8 / H;
@@ -294,7 +312,8 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 		const uint32_t q_head = kv_head * group + first_head + head;
 
 		if (layer->softcap > 0 && layer->k_center != KVG_NONE)
-			cap_offset = params.q_offsets[(uint64_t)(row - params.rows) * tables->q_heads + q_head];
+			cap_offset =
+				params.q_offsets[(uint64_t)(row - params.rows) * tables->q_heads + q_head];
 		if (layer->alibi != KVG_NONE)
 			slope = kvg_floats(tables, layer->alibi)[q_head];
 	}
@@ -302,9 +321,9 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 		const uint32_t h = i / k_dim;
 
 		q[i] = h < n_heads ? params.q_prepared[((uint64_t)(row - params.rows) * tables->q_heads +
-							      kv_head * group + first_head + h) *
-					     params.k_dim_max +
-				     i % k_dim]
+							       kv_head * group + first_head + h) *
+						     params.k_dim_max +
+					     i % k_dim]
 				   : 0.0f;
 	}
 	for (uint32_t tile = begin; tile < end; tile++, buffer ^= 1) {
@@ -317,11 +336,13 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 		tiles::wait_for_copies();
 		__syncthreads();
 		if (tile + 1 < end) {
-			const uint32_t next_at = (tile + 1 < n_first ? tile + 1 : tile + 1 + tile_low) * TOKENS;
+			const uint32_t next_at =
+				(tile + 1 < n_first ? tile + 1 : tile + 1 + tile_low) * TOKENS;
 			uint8_t *next = memory + 2 * (buffer ^ 1) * raw_bytes;
 
 			fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, next_at, next);
-			fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, next_at, next + raw_bytes);
+			fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, next_at,
+				next + raw_bytes);
 		}
 		if (!k_is_plain || !v_is_plain) {
 			if (!k_is_plain)
@@ -357,7 +378,8 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 		if (k_is_plain)
 			score *= plain_scale(k_codec, k_raw, token);
 		if (bends)
-			score = bend(layer, cap_offset, slope, (float)(at + token) - (float)(row->token_hi - 1), score);
+			score = bend(layer, cap_offset, slope,
+				(float)(at + token) - (float)(row->token_hi - 1), score);
 		if (!is_seen)
 			score = -INFINITY;
 
@@ -376,8 +398,9 @@ rows_kernel(const __grid_constant__ struct kvg_decode_params params)
 		sum = sum * factor + total;
 		max = max_new;
 		if (part == 0)
-			weights[token][head] =
-				!is_seen ? 0.0f : v_is_plain ? weight * plain_scale(v_codec, v_raw, token) : weight;
+			weights[token][head] = !is_seen ? 0.0f
+				: v_is_plain            ? weight * plain_scale(v_codec, v_raw, token)
+							: weight;
 		if (token == 0 && part == 0)
 			shrink[head] = factor;
 		__syncthreads();
@@ -452,8 +475,8 @@ cudaError_t kvg_decode_rows_launch(const struct kvg_decode_params *params, cudaS
 				(variant.n_heads_max * params->k_dim_max +
 					TOKENS * (params->k_dim_max + params->v_dim_max + 2 * PAD));
 
-		return kvg_launch(
-			variant.run, { dim3(params->n_work), THREADS, bytes, stream, params->is_dependent != 0 }, params);
+		return kvg_launch(variant.run,
+			{ dim3(params->n_work), THREADS, bytes, stream, params->is_dependent != 0 }, params);
 	}
 	return cudaErrorInvalidValue;
 }

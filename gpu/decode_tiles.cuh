@@ -1,14 +1,14 @@
 /*
  * Decode of tq4 tiles at head dims 64 and 128, sm_90a: exact, float16 products with float32 sums.
  *
- * The dequantised rows are the A operand of mma.m16n8k16 (16 tokens, or 16 channels of V^T), the query heads are its
- * columns. Two indices at a time become two float16 centroids by one look-up in a table of 256 pairs that every
- * lane has for itself (64 KiB: entry e of lane l at 256 e + 4 l, so one byte permute makes the address and no two
- * lanes meet in a bank). Every warp streams units of tokens through a ring of its own by bulk copies; nothing in
- * the loop waits for another warp.
+ * The dequantised rows are the A operand of mma.m16n8k16 (16 tokens, or 16 channels of V^T), the query heads
+ * are its columns. Two indices at a time become two float16 centroids by one look-up in a table of 256 pairs
+ * that every lane has for itself (64 KiB: entry e of lane l at 256 e + 4 l, so one byte permute makes the
+ * address and no two lanes meet in a bank). Every warp streams units of tokens through a ring of its own by
+ * bulk copies; nothing in the loop waits for another warp.
  *
- * Weights: y = score + log2(norm of v), w = 2^(y - m) as float16, so no multiplication by the norm is left; the
- * denominator adds w / norm in float32. m moves only when a score passes it by 15, so w stays below 2^15.
+ * Weights: y = score + log2(norm of v), w = 2^(y - m) as float16, so no multiplication by the norm is left;
+ * the denominator adds w / norm in float32. m moves only when a score passes it by 15, so w stays below 2^15.
  * Up to four heads (PARTS): every head has two columns, q and w split into a float16 and what it leaves over.
  */
 #ifndef GPU_DECODE_TILES_CUH
@@ -19,9 +19,11 @@
 namespace tiles
 {
 
-/* TOKENS of a unit, STAGES of the ring of each of WARPS warps; SLOT_WARPS: warps that leave their sums side by side. */
+/* TOKENS of a unit, STAGES of the ring of each of WARPS warps; SLOT_WARPS: warps that leave their sums side
+ * by side. */
 template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARPS> struct pairs {
-	static constexpr int TOKENS = TOKENS_, STAGES = STAGES_, WARPS = WARPS_, BLOCKS = 1, SLOTS = SLOT_WARPS;
+	static constexpr int TOKENS = TOKENS_, STAGES = STAGES_, WARPS = WARPS_, BLOCKS = 1,
+			     SLOTS = SLOT_WARPS;
 	static constexpr int TILES = TOKENS / 16, HEADS = PARTS ? 4 : 8, LANE_HEADS = PARTS ? 1 : 2;
 	static constexpr int Q_WORDS = D / 8, SUMS = D / 16;
 	static constexpr uint32_t NORMS_AT = 8 * D, HALF_BYTES = NORMS_AT + 64, TILE_BYTES = 2 * HALF_BYTES;
@@ -47,8 +49,10 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 	};
 
 	/* The warps fill the table together, while the first units arrive. */
-	__device__ __forceinline__ pairs(const struct kvg_decode_params &params, uint8_t *memory, uint32_t lane)
-		: memory(memory), max_sums((float *)(memory + MAX_SUMS_AT)), table(shared_address(memory)), lane4(lane * 4)
+	__device__ __forceinline__ pairs(
+		const struct kvg_decode_params &params, uint8_t *memory, uint32_t lane)
+	    : memory(memory), max_sums((float *)(memory + MAX_SUMS_AT)), table(shared_address(memory)),
+	      lane4(lane * 4)
 	{
 		const uint32_t *centroids = params.tables.words + params.tile_table;
 
@@ -56,14 +60,17 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 			const uint32_t high_bits = centroids[high] << 16;
 #pragma unroll
 			for (uint32_t low = 0; low < 16; low++)
-				*(uint32_t *)(memory + (high * 16 + low) * 256 + lane4) = high_bits | centroids[low];
+				*(uint32_t *)(memory + (high * 16 + low) * 256 + lane4) =
+					high_bits | centroids[low];
 		}
 		__syncthreads();
 	}
 
-	__device__ __forceinline__ void load_query(const struct kvg_decode_params &params, uint32_t item_idx, uint32_t lane)
+	__device__ __forceinline__ void load_query(
+		const struct kvg_decode_params &params, uint32_t item_idx, uint32_t lane)
 	{
-		const uint4 *fragments = (const uint4 *)(params.q_prepared + ((uint64_t)item_idx * 32 + lane) * Q_WORDS);
+		const uint4 *fragments =
+			(const uint4 *)(params.q_prepared + ((uint64_t)item_idx * 32 + lane) * Q_WORDS);
 
 		q_scale = params.q_scales[item_idx];
 #pragma unroll
@@ -84,8 +91,10 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 			o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
 	}
 
-	/* Indices of one lane, one in each nibble: D / 32 words for a token of K, D / 64 for each of two tokens of V. */
-	static __device__ __forceinline__ void load_words(uint32_t address, uint32_t lane, uint32_t (&w)[D / 32])
+	/* Indices of one lane, one in each nibble: D / 32 words for a token of K, D / 64 for each of two
+	 * tokens of V. */
+	static __device__ __forceinline__ void load_words(
+		uint32_t address, uint32_t lane, uint32_t (&w)[D / 32])
 	{
 		if constexpr (D == 128) {
 			const uint4 v = load_16(address + lane * 16);
@@ -105,7 +114,8 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 
 	/* ---- scores ---- */
 
-	__device__ __forceinline__ void score_tile(struct unit &unit, uint32_t t, uint32_t at, uint32_t lane) const
+	__device__ __forceinline__ void score_tile(
+		struct unit &unit, uint32_t t, uint32_t at, uint32_t lane) const
 	{
 		uint32_t a[D / 32], b[D / 32];
 		float s[4] = { 0, 0, 0, 0 };
@@ -122,14 +132,16 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 				const uint32_t first = j ? 0x5524 : 0x5504, second = j ? 0x5534 : 0x5514;
 				const int k = (i * 2 + j) * 2;
 
-				multiply(s, pair(a[i], first), pair(b[i], first), pair(a[i], second), pair(b[i], second), q[k],
-					q[k + 1]);
+				multiply(s, pair(a[i], first), pair(b[i], first), pair(a[i], second),
+					pair(b[i], second), q[k], q[k + 1]);
 			}
 		}
 
 		/* A norm of 0 has no logarithm; its rows are 0 whatever their weight. */
-		const float n0 = fmaxf(__uint_as_float(v_norms.x), 1e-30f), n1 = fmaxf(__uint_as_float(v_norms.y), 1e-30f);
-		const float k0 = __uint_as_float(k_norms.x) * q_scale, k1 = __uint_as_float(k_norms.y) * q_scale;
+		const float n0 = fmaxf(__uint_as_float(v_norms.x), 1e-30f),
+			    n1 = fmaxf(__uint_as_float(v_norms.y), 1e-30f);
+		const float k0 = __uint_as_float(k_norms.x) * q_scale,
+			    k1 = __uint_as_float(k_norms.y) * q_scale;
 
 		unit.inverse[t][0] = reciprocal_fast(n0);
 		unit.inverse[t][1] = reciprocal_fast(n1);
@@ -176,14 +188,16 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 			largest[h] = fmaxf(unit.y[0][h], unit.y[0][LANE_HEADS + h]);
 #pragma unroll
 			for (uint32_t t = 1; t < TILES; t++)
-				largest[h] = fmaxf(largest[h], fmaxf(unit.y[t][h], unit.y[t][LANE_HEADS + h]));
+				largest[h] =
+					fmaxf(largest[h], fmaxf(unit.y[t][h], unit.y[t][LANE_HEADS + h]));
 			is_above |= largest[h] > m[h] + 15.0f;
 		}
 		if (!__any_sync(0xFFFFFFFFu, is_above))
 			return;
 #pragma unroll
 		for (int h = 0; h < LANE_HEADS; h++) {
-			const float m_new = fmaxf(m[h], max_over_rows(largest[h]) - 8.0f), shrink = exp2_fast(m[h] - m_new);
+			const float m_new = fmaxf(m[h], max_over_rows(largest[h]) - 8.0f),
+				    shrink = exp2_fast(m[h] - m_new);
 
 			m[h] = m_new;
 			l[h] *= shrink;
@@ -211,7 +225,8 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 				l[0] = fmaf(x, unit.inverse[t][r], l[0]);
 				weights[r] = transpose(pack_halves(high, x - high));
 			} else {
-				const float x0 = exp2_fast(unit.y[t][2 * r] - m[0]), x1 = exp2_fast(unit.y[t][2 * r + 1] - m[1]);
+				const float x0 = exp2_fast(unit.y[t][2 * r] - m[0]),
+					    x1 = exp2_fast(unit.y[t][2 * r + 1] - m[1]);
 
 				l[0] = fmaf(x0, unit.inverse[t][r], l[0]);
 				l[1] = fmaf(x1, unit.inverse[t][r], l[1]);
@@ -240,13 +255,14 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 			for (int j = 0; j < 4; j++) {
 				const uint32_t selector = 0x5504 | (j << 4);
 
-				multiply(o[i * 4 + j], pair(even0, selector), pair(odd0, selector), pair(even1, selector),
-					pair(odd1, selector), weights[0], weights[1]);
+				multiply(o[i * 4 + j], pair(even0, selector), pair(odd0, selector),
+					pair(even1, selector), pair(odd1, selector), weights[0], weights[1]);
 			}
 		}
 	}
 
-	__device__ __forceinline__ void add_unit(uint32_t base, uint32_t token, uint32_t lo, uint32_t hi, uint32_t lane)
+	__device__ __forceinline__ void add_unit(
+		uint32_t base, uint32_t token, uint32_t lo, uint32_t hi, uint32_t lane)
 	{
 		uint32_t weights[TILES][2];
 		struct unit unit;
@@ -274,7 +290,8 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 			l[h] = add_over_rows(l[h]);
 	}
 
-	/* Float i of the buffer in the other half of every entry; chunk = channel / 4, spread over the banks by head. */
+	/* Float i of the buffer in the other half of every entry; chunk = channel / 4, spread over the banks
+	 * by head. */
 	__device__ __forceinline__ float4 *sums_at(uint32_t slot, uint32_t head, uint32_t chunk) const
 	{
 		const uint32_t i = (slot * HEADS + head) * D + ((chunk ^ (PARTS ? head : head >> 1)) << 2);
@@ -300,9 +317,11 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 
 				if constexpr (PARTS)
 					v = make_float4(o[2 * k][0] + o[2 * k][1], o[2 * k][2] + o[2 * k][3],
-						o[2 * k + 1][0] + o[2 * k + 1][1], o[2 * k + 1][2] + o[2 * k + 1][3]);
+						o[2 * k + 1][0] + o[2 * k + 1][1],
+						o[2 * k + 1][2] + o[2 * k + 1][3]);
 				else
-					v = make_float4(o[2 * k][h], o[2 * k][2 + h], o[2 * k + 1][h], o[2 * k + 1][2 + h]);
+					v = make_float4(o[2 * k][h], o[2 * k][2 + h], o[2 * k + 1][h],
+						o[2 * k + 1][2 + h]);
 				if (is_added) {
 					const float4 z = *at;
 

@@ -1,7 +1,7 @@
 /*
- * The instructions that C++ has no words for, each in a small function: byte permutes, fast exponentials, matrix
- * products, bulk copies and their barriers, programmatic dependent launch. Tests without a GPU bring the same
- * functions in plain C++ (tests/gpu/host), with a fiber for each thread.
+ * The instructions that C++ has no words for, each in a small function: byte permutes, fast exponentials,
+ * matrix products, bulk copies and their barriers, programmatic dependent launch. Tests without a GPU bring
+ * the same functions in plain C++ (tests/gpu/host), with a fiber for each thread.
  */
 #ifndef GPU_DEVICE_ASM_CUH
 #define GPU_DEVICE_ASM_CUH
@@ -11,7 +11,9 @@
 #ifdef __CUDACC__
 
 /* Shared memory whose size the launch says. */
-#define KVG_DYNAMIC_SHARED(name, alignment) extern __shared__ __align__(alignment) uint8_t name[]
+#define KVG_DYNAMIC_SHARED(name, alignment)    \
+	extern __shared__ __align__(alignment) \
+	uint8_t name[]
 
 namespace tiles
 {
@@ -85,7 +87,8 @@ static __device__ __forceinline__ uint2 load_8(uint32_t address)
 
 static __device__ __forceinline__ void store_16(uint32_t address, const uint4 &v)
 {
-	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+		     "r"(v.w)
 		     : "memory");
 }
 
@@ -127,11 +130,12 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
 		     "bra again;\n"
 		     "done:\n"
 		     "}" ::"r"(barrier),
-		"r"(parity)
-		: "memory");
+		     "r"(parity)
+		     : "memory");
 }
 
-/* Data that is read once: it is the first to leave the L2 cache. Made where it is used, not kept in registers. */
+/* Data that is read once: it is the first to leave the L2 cache. Made where it is used, not kept in
+ * registers. */
 static __device__ __forceinline__ uint64_t evict_first_policy()
 {
 	uint64_t policy;
@@ -145,8 +149,8 @@ static __device__ __forceinline__ void bulk_copy(
 {
 	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
 		     "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-		"l"(from), "r"(n_bytes), "r"(barrier), "l"(policy)
-		: "memory");
+		     "l"(from), "r"(n_bytes), "r"(barrier), "l"(policy)
+		     : "memory");
 }
 
 static __device__ __forceinline__ void copy_16_async(uint32_t to, const uint8_t *from)
@@ -166,8 +170,8 @@ static __device__ __forceinline__ void multiply(
 {
 	asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
 	    "{%0, %1, %2, %3};"
-	    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		: "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 static __device__ __forceinline__ void add_signed(
@@ -175,8 +179,8 @@ static __device__ __forceinline__ void add_signed(
 {
 	asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
 	    "{%0, %1, %2, %3};"
-	    : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+		: "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+		: "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /* B unsigned. */
@@ -185,11 +189,12 @@ static __device__ __forceinline__ void add_unsigned(
 {
 	asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
 	    "{%0, %1, %2, %3};"
-	    : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+		: "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+		: "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* 8 x 8 numbers of 16 bits: lane 4g + c gives row g, columns 2c and 2c + 1, and gets the same of the transpose. */
+/* 8 x 8 numbers of 16 bits: lane 4g + c gives row g, columns 2c and 2c + 1, and gets the same of the
+ * transpose. */
 static __device__ __forceinline__ uint32_t transpose(uint32_t a)
 {
 	uint32_t out;
@@ -206,7 +211,8 @@ static __device__ __forceinline__ void wait_for_previous()
 	asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-/* The next kernel may begin as soon as every block is here; its wait_for_previous() still waits for the end. */
+/* The next kernel may begin as soon as every block is here; its wait_for_previous() still waits for the end.
+ */
 static __device__ __forceinline__ void let_next_begin()
 {
 	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

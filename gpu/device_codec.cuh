@@ -385,7 +385,8 @@ static __device__ void kvg_decode(
 			}
 			value = segment->is_added ? s->x[channel] + value : value;
 			if (segment->outer_offset != KVG_NONE && is_last)
-				value *= kvg_load_number(s->row + segment->outer_offset, segment->outer_number);
+				value *= kvg_load_number(
+					s->row + segment->outer_offset, segment->outer_number);
 			s->x[channel] = value;
 		}
 		__syncwarp();

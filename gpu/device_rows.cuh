@@ -1,6 +1,7 @@
 /*
- * Rows on the device, one warp per row: the same arithmetic as core/format*.c, operation for operation. Stored
- * bytes depend on every rounding here, so whatever includes this for encoding is built with -fmad=false.
+ * Rows on the device, one warp per row: the same arithmetic as core/format*.c, operation for operation.
+ * Stored bytes depend on every rounding here, so whatever includes this for encoding is built with
+ * -fmad=false.
  *
  * All functions are called by whole warps; `scratch` is the warp's own shared memory. Numbers of a row lie in
  * shared memory, lane l takes elements l, l + 32, ..; a __syncwarp() ends every function that writes there.
@@ -116,8 +117,8 @@ static __device__ __forceinline__ float kvg_load_number(const uint8_t *src, uint
 			(uint32_t)src[3] << 24);
 	}
 
-	const uint32_t bits =
-		((uintptr_t)src & 1u) == 0 ? *(const uint16_t *)src : (uint32_t)src[0] | (uint32_t)src[1] << 8;
+	const uint32_t bits = ((uintptr_t)src & 1u) == 0 ? *(const uint16_t *)src
+							 : (uint32_t)src[0] | (uint32_t)src[1] << 8;
 
 	return number == KVG_F16 ? kvg_f16_to_f32(bits) : __uint_as_float(bits << 16);
 }
@@ -168,14 +169,17 @@ static __device__ __forceinline__ const struct kvg_codec *kvg_codec_of(
 {
 	const uint32_t heads = is_v ? layer->v_heads : layer->k_heads;
 
-	return &tables->codecs[heads != KVG_NONE ? tables->words[heads + head] : is_v ? layer->v_codec : layer->k_codec];
+	return &tables->codecs[heads != KVG_NONE ? tables->words[heads + head]
+			: is_v                   ? layer->v_codec
+						 : layer->k_codec];
 }
 
 /* What is taken off K rows of one KV head before they are stored; NULL: nothing. */
 static __device__ __forceinline__ const float *kvg_center_of(
 	const struct kvg_tables *tables, const struct kvg_layer *layer, uint32_t head)
 {
-	return layer->k_center == KVG_NONE ? NULL : kvg_floats(tables, layer->k_center) + head * tables->k_head_dim;
+	return layer->k_center == KVG_NONE ? NULL
+					   : kvg_floats(tables, layer->k_center) + head * tables->k_head_dim;
 }
 
 /* ---- lengths ---- */
@@ -190,7 +194,8 @@ static __device__ float kvg_length(const float *values, uint32_t n, double *wide
 		padded *= 2;
 	for (uint32_t i = lane; i < padded; i += 32)
 		wide[i] = i < n ? (double)values[i] * (double)values[i] : 0.0;
-	/* A lane's elements are 32 apart, so down to 32 it adds what is its own; zeros of the padding change nothing. */
+	/* A lane's elements are 32 apart, so down to 32 it adds what is its own; zeros of the padding change
+	 * nothing. */
 	for (uint32_t half = padded / 2; half >= 32; half /= 2) {
 		for (uint32_t i = lane; i < half; i += 32)
 			wide[i] += wide[i + half];

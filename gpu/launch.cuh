@@ -1,6 +1,7 @@
 /*
- * How every kernel is launched: one struct of parameters by value. A dependent launch may begin while the kernel
- * before it still runs (device_asm.cuh, wait_for_previous()); never used after a kernel that does not allow it.
+ * How every kernel is launched: one struct of parameters by value. A dependent launch may begin while the
+ * kernel before it still runs (device_asm.cuh, wait_for_previous()); never used after a kernel that does not
+ * allow it.
  */
 #ifndef GPU_LAUNCH_CUH
 #define GPU_LAUNCH_CUH
@@ -40,7 +41,9 @@ static cudaError_t kvg_launch(void (*kernel)(Params), const struct kvg_grid &gri
 	return error;
 #else
 	const struct fiber_grid fibers = { { grid.blocks.x, grid.blocks.y, grid.blocks.z }, grid.n_threads };
-	struct host_launch<Params> launch = { kernel, params };
+	struct host_launch<Params> launch = {
+		kernel, params
+	};
 
 	fibers_run(&fibers, launch.run, &launch);
 	return cudaSuccess;

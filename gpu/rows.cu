@@ -1,8 +1,9 @@
 /*
- * Updates and transfers: one warp per row of one KV head, all ops, layers and sides of a batch in one launch. Built
- * with -fmad=false: what it stores has to equal the CPU reference byte for byte.
+ * Updates and transfers: one warp per row of one KV head, all ops, layers and sides of a batch in one launch.
+ * Built with -fmad=false: what it stores has to equal the CPU reference byte for byte.
  *
- * Bytes moved: the row on the wire once (over PCIe, payload stays in pinned host memory), the stored row once.
+ * Bytes moved: the row on the wire once (over PCIe, payload stays in pinned host memory), the stored row
+ * once.
  */
 #include "gpu/device_codec.cuh"
 #include "gpu/launch.cuh"
@@ -57,7 +58,8 @@ static __device__ void move_nibbles(
 	uint8_t *indices, uint32_t d, uint32_t token, bool is_v, bool is_read, uint8_t *row)
 {
 	for (uint32_t at = 4 * kvg_lane(); at < d / 2; at += 128) {
-		uint32_t *there = (uint32_t *)(indices + (is_v ? nibbles_v_offset(d, token, at) : token * (d / 2) + at));
+		uint32_t *there = (uint32_t *)(indices +
+			(is_v ? nibbles_v_offset(d, token, at) : token * (d / 2) + at));
 
 		if (is_read)
 			*(uint32_t *)(row + at) = *there;
@@ -67,10 +69,11 @@ static __device__ void move_nibbles(
 }
 
 /*
- * Two and three bits at 128 channels: the fragments that decode_grid.cuh reads. Lane 4g + c of a tile has two groups
- * x of `bits` words; a group holds 32 codes, four selector words of eight nibbles. Nibble n of selector word i is, for
- * K, channel 32c + 8i + n of token 4 (g >> 1) + 2x + (g & 1); for V, token 4c + (0, 2, 1, 3 for n & 3) and channel
- * 64x + 16i + 8 (n >> 2) + g: the order in which weights leave the scores' registers.
+ * Two and three bits at 128 channels: the fragments that decode_grid.cuh reads. Lane 4g + c of a tile has two
+ * groups x of `bits` words; a group holds 32 codes, four selector words of eight nibbles. Nibble n of
+ * selector word i is, for K, channel 32c + 8i + n of token 4 (g >> 1) + 2x + (g & 1); for V, token 4c + (0,
+ * 2, 1, 3 for n & 3) and channel 64x + 16i + 8 (n >> 2) + g: the order in which weights leave the scores'
+ * registers.
  */
 static __device__ __forceinline__ uint32_t *fragment_word(uint8_t *indices, uint32_t lane, uint32_t word)
 {
@@ -87,24 +90,28 @@ struct fragment_place {
 	uint32_t lane, group, selector, nibble;
 };
 
-static __device__ __forceinline__ struct fragment_place place_in_fragments(uint32_t token, bool is_v, uint32_t channel)
+static __device__ __forceinline__ struct fragment_place place_in_fragments(
+	uint32_t token, bool is_v, uint32_t channel)
 {
 	if (is_v)
 		return { 4 * (channel & 7u) + token / 4, channel / 64, channel / 16 & 3u,
 			4 * (channel / 8 & 1u) + place_in_four(token) };
-	return { 4 * (2 * (token / 4) + (token & 1u)) + channel / 32, token / 2 & 1u, channel / 8 & 3u, channel & 7u };
+	return { 4 * (2 * (token / 4) + (token & 1u)) + channel / 32, token / 2 & 1u, channel / 8 & 3u,
+		channel & 7u };
 }
 
 /* The inverse for one token: the channel of a nibble. */
 static __device__ __forceinline__ uint32_t channel_at(
 	bool is_v, uint32_t lane, uint32_t group, uint32_t selector, uint32_t nibble)
 {
-	return is_v ? 64 * group + 16 * selector + 8 * (nibble / 4) + lane / 4 : 32 * (lane & 3u) + 8 * selector + nibble;
+	return is_v ? 64 * group + 16 * selector + 8 * (nibble / 4) + lane / 4
+		    : 32 * (lane & 3u) + 8 * selector + nibble;
 }
 
-/* Three bits: word i has selector i, and in each nibble's top bit a bit of selector 3. Two: selectors 2i, 2i + 1. */
-static __device__ uint32_t make_nibble(const struct kvg_row_scratch *s, uint32_t bits, bool is_v, uint32_t lane,
-	uint32_t group, uint32_t word, uint32_t nibble)
+/* Three bits: word i has selector i, and in each nibble's top bit a bit of selector 3. Two: selectors 2i, 2i
+ * + 1. */
+static __device__ uint32_t make_nibble(const struct kvg_row_scratch *s, uint32_t bits, bool is_v,
+	uint32_t lane, uint32_t group, uint32_t word, uint32_t nibble)
 {
 	if (bits == 3)
 		return kvg_code_at(s->row, 3, channel_at(is_v, lane, group, word, nibble)) |
@@ -120,7 +127,8 @@ static __device__ __forceinline__ uint32_t read_fragment(
 
 	if (bits == 2)
 		return *fragment_word(indices, at.lane, 2 * at.group + at.selector / 2) >>
-			(4 * at.nibble + 2 * (at.selector & 1u)) & 3u;
+			(4 * at.nibble + 2 * (at.selector & 1u)) &
+			3u;
 	if (at.selector < 3)
 		return *fragment_word(indices, at.lane, 3 * at.group + at.selector) >> 4 * at.nibble & 7u;
 	for (uint32_t k = 0; k < 3; k++)
@@ -128,18 +136,19 @@ static __device__ __forceinline__ uint32_t read_fragment(
 	return code;
 }
 
-static __device__ void read_fragments(uint8_t *indices, const struct kvg_codec *codec, uint32_t token, bool is_v,
-	struct kvg_row_scratch *s)
+static __device__ void read_fragments(
+	uint8_t *indices, const struct kvg_codec *codec, uint32_t token, bool is_v, struct kvg_row_scratch *s)
 {
 	for (uint32_t i = kvg_lane(); i < 128; i += 32)
-		s->codes[i] = (uint8_t)read_fragment(indices, codec->bits, place_in_fragments(token, is_v, i));
+		s->codes[i] =
+			(uint8_t)read_fragment(indices, codec->bits, place_in_fragments(token, is_v, i));
 	__syncwarp();
 	kvg_pack(&codec->segments[0], s->codes, s->row);
 }
 
 /*
- * A word of K belongs to one token. A word of V holds two nibbles of each of four tokens, which four warps may
- * write at a time: each changes only its own bits, and nobody reads meanwhile.
+ * A word of K belongs to one token. A word of V holds two nibbles of each of four tokens, which four warps
+ * may write at a time: each changes only its own bits, and nobody reads meanwhile.
  */
 static __device__ void write_fragments(
 	uint8_t *indices, uint32_t bits, uint32_t token, bool is_v, const struct kvg_row_scratch *s)
@@ -151,7 +160,8 @@ static __device__ void write_fragments(
 		uint32_t value = 0;
 
 		if (is_v) {
-			const uint32_t lane = 4 * (rest / 2) + token / 4, group = rest & 1u, e = place_in_four(token);
+			const uint32_t lane = 4 * (rest / 2) + token / 4, group = rest & 1u,
+				       e = place_in_four(token);
 			uint32_t *there = fragment_word(indices, lane, group * bits + word);
 
 			for (uint32_t n = e; n < 8; n += 4)
@@ -254,8 +264,8 @@ static __device__ bool write_row(const struct kvg_tables *tables, const struct k
 	return kvg_encode(tables, codec, s);
 }
 
-static __device__ void read_row(const struct kvg_tables *tables, const struct kvg_codec *codec, const float *center,
-	uint32_t dtype, uint8_t *wire, struct kvg_row_scratch *s)
+static __device__ void read_row(const struct kvg_tables *tables, const struct kvg_codec *codec,
+	const float *center, uint32_t dtype, uint8_t *wire, struct kvg_row_scratch *s)
 {
 	if (dtype == KVG_PACKED) {
 		copy_out(s->row, codec->row_bytes, wire);
@@ -278,17 +288,19 @@ static __device__ uint8_t *wire_row(const struct kvg_tables *tables, const struc
 	uint64_t before = layer_at * row_bytes, first_bytes = row_bytes;
 
 	if ((is_v ? op->v_dtype : op->k_dtype) == KVG_PACKED) {
-		before = is_v ? layer->v_bytes_before - first->v_bytes_before : layer->k_bytes_before - first->k_bytes_before;
+		before = is_v ? layer->v_bytes_before - first->v_bytes_before
+			      : layer->k_bytes_before - first->k_bytes_before;
 		first_bytes = tables->codecs[is_v ? first->v_codec : first->k_codec].row_bytes;
 	}
 	return (is_v ? op->v : op->k) +
 		((is_v ? op->v_stride : op->k_stride) * before + (token_first + token) * row_bytes -
 			token_first * first_bytes) *
-			tables->kv_heads +
+		tables->kv_heads +
 		head * row_bytes;
 }
 
-/* Rows of an op are numbered (layer, side, token, head), so that neighbours on the wire are neighbours here. */
+/* Rows of an op are numbered (layer, side, token, head), so that neighbours on the wire are neighbours here.
+ */
 static __device__ void do_row(const struct kvg_rows_params *params, uint64_t idx, struct kvg_row_scratch *s)
 {
 	const struct kvg_tables *tables = &params->tables;
@@ -329,7 +341,8 @@ static __device__ void do_row(const struct kvg_rows_params *params, uint64_t idx
 	__syncwarp();
 }
 
-static __global__ void __launch_bounds__(WARPS * 32) rows_kernel(const __grid_constant__ struct kvg_rows_params params)
+static __global__ void __launch_bounds__(WARPS * 32)
+	rows_kernel(const __grid_constant__ struct kvg_rows_params params)
 {
 	__shared__ __align__(16) struct kvg_row_scratch scratch[WARPS];
 	const uint32_t warp = threadIdx.x / 32;

@@ -16,12 +16,14 @@ static void check(cudaError_t error)
 }
 
 /* N loads in flight for each thread; blocks take turns on consecutive pieces. */
-template <int N> static __global__ void __launch_bounds__(1024) read_kernel(const uint4 *from, uint64_t n, uint32_t *sink)
+template <int N>
+static __global__ void __launch_bounds__(1024) read_kernel(const uint4 *from, uint64_t n, uint32_t *sink)
 {
 	const uint64_t piece = (uint64_t)N * blockDim.x;
 	uint32_t sum = 0;
 
-	for (uint64_t at = blockIdx.x * piece + threadIdx.x; at + piece <= n + threadIdx.x; at += gridDim.x * piece) {
+	for (uint64_t at = blockIdx.x * piece + threadIdx.x; at + piece <= n + threadIdx.x;
+		at += gridDim.x * piece) {
 		uint4 v[N];
 
 #pragma unroll
@@ -71,7 +73,8 @@ double kvg_bench_read_rate(void)
 	/* 4 and 8 loads in flight, 256 to 1024 threads, 1 to 8 blocks for each multiprocessor. */
 	for (int i = 0; i < 24; i++) {
 		const int per_sm = 1 << i % 4, n_threads = 256 << i / 4 % 3;
-		void (*const kernel)(const uint4 *, uint64_t, uint32_t *) = i < 12 ? read_kernel<4> : read_kernel<8>;
+		void (*const kernel)(const uint4 *, uint64_t, uint32_t *) =
+			i < 12 ? read_kernel<4> : read_kernel<8>;
 		const double ms = best_ms(5, [&] {
 			kernel<<<n_sms * per_sm, n_threads>>>(
 				(const uint4 *)buffer, READ_BYTES / 16, (uint32_t *)(buffer + READ_BYTES));
@@ -91,7 +94,8 @@ double kvg_bench_copy_rate(void)
 	check(cudaMallocHost(&from, COPY_BYTES));
 	check(cudaMalloc(&to, COPY_BYTES));
 
-	const double ms = best_ms(4, [&] { check(cudaMemcpyAsync(to, from, COPY_BYTES, cudaMemcpyHostToDevice)); });
+	const double ms =
+		best_ms(4, [&] { check(cudaMemcpyAsync(to, from, COPY_BYTES, cudaMemcpyHostToDevice)); });
 
 	check(cudaFree(to));
 	check(cudaFreeHost(from));
