@@ -246,189 +246,171 @@ static __device__ __forceinline__ float bend(
 	return (x + slope * distance) * LOG2_E;
 }
 
-/* NV: accumulators of 128 channels each; H: query heads, 4 or 8. */
-template <int NV, int H>
-static __global__ void __launch_bounds__(THREADS, 5)
-	rows_kernel(const __grid_constant__ struct kvg_decode_params params)
-{
-	KVG_DYNAMIC_SHARED(memory, 16);
-	__shared__ __align__(16) float weights[TOKENS][H];
-	__shared__ float shrink[H], k_table[256], v_table[256];
-	__shared__ struct kvg_codec codecs[2];
-	__shared__ struct group_numbers groups[2];
-	const struct kvg_tables *tables = &params.tables;
-	const struct kvg_decode_row *row = &params.rows[find_row(params.rows, params.n_rows, blockIdx.x)];
-	const struct kvg_decode_op *op = &params.ops[row->op_idx];
-	const struct kvg_layer *layer = &tables->layers[op->layer];
-	const struct kvg_codec *k_codec = &codecs[0], *v_codec = &codecs[1];
-	const uint32_t rel = blockIdx.x - row->work_first;
-	const uint32_t virtual_head = rel / row->n_work, piece = rel % row->n_work;
-	const uint32_t kv_head = virtual_head / params.n_chunks;
+/* What a thread block works on: tiles [begin, end) of one (query row, virtual head), counted through both
+ * ranges. */
+struct piece {
+	const struct kvg_decode_row *row;
+	const struct kvg_decode_op *op;
+	const struct kvg_layer *layer;
+	uint32_t kv_head, q_head, n_heads; /* first query head, and how many */
+	uint32_t n_first, tile_low;        /* tiles of the first tokens; what is added behind them */
+	uint32_t begin, end;
+};
 
+static __device__ __forceinline__ struct piece find_piece(const struct kvg_decode_params &params)
+{
+	const struct kvg_tables *tables = &params.tables;
+	const uint32_t group = tables->q_heads / tables->kv_heads;
+	struct piece out;
+
+	out.row = &params.rows[find_row(params.rows, params.n_rows, blockIdx.x)];
+	out.op = &params.ops[out.row->op_idx];
+	out.layer = &tables->layers[out.op->layer];
+
+	const uint32_t rel = blockIdx.x - out.row->work_first, n_tiles = out.row->piece_tokens / TOKENS;
+	const uint32_t virtual_head = rel / out.row->n_work,
+		       first = virtual_head % params.n_chunks * KVG_HEADS_MAX;
+
+	out.kv_head = virtual_head / params.n_chunks;
+	out.q_head = out.kv_head * group + first;
+	out.n_heads = min(group - first, KVG_HEADS_MAX);
+	/* Tiles of the first tokens, then those from token_lo's on, as if they were one behind the other. */
+	out.n_first = (out.row->first_hi + TOKENS - 1) / TOKENS;
+	out.tile_low = out.row->token_lo / TOKENS - out.n_first;
+	out.begin = rel % out.row->n_work * n_tiles;
+	out.end = min((out.row->token_hi + TOKENS - 1) / TOKENS - out.tile_low, out.begin + n_tiles);
+	return out;
+}
+
+static __device__ __forceinline__ uint32_t first_token(const struct piece &piece, uint32_t tile)
+{
+	return (tile < piece.n_first ? tile : tile + piece.tile_low) * TOKENS;
+}
+
+/* K and V rows of a tile, one behind the other. */
+static __device__ __forceinline__ void fetch_tile(const struct piece &piece, const struct kvg_tables *tables,
+	const struct kvg_codec *codecs, uint32_t tile, uint32_t raw_bytes, uint8_t *raw)
+{
+	const uint32_t token = first_token(piece, tile);
+
+	fetch(piece.layer->k, tables, piece.op->table, codecs[0].row_bytes, piece.kv_head, token, raw);
+	fetch(piece.layer->v, tables, piece.op->table, codecs[1].row_bytes, piece.kv_head, token,
+		raw + raw_bytes);
+}
+
+static __device__ __forceinline__ void copy_codecs(
+	const struct piece &piece, const struct kvg_tables *tables, struct kvg_codec *codecs)
+{
 	for (uint32_t i = threadIdx.x; i < sizeof(struct kvg_codec) / 4; i += THREADS) {
 		((uint32_t *)&codecs[0])[i] =
-			((const uint32_t *)kvg_codec_of(tables, layer, false, kv_head))[i];
+			((const uint32_t *)kvg_codec_of(tables, piece.layer, false, piece.kv_head))[i];
 		((uint32_t *)&codecs[1])[i] =
-			((const uint32_t *)kvg_codec_of(tables, layer, true, kv_head))[i];
+			((const uint32_t *)kvg_codec_of(tables, piece.layer, true, piece.kv_head))[i];
 	}
-	__syncthreads();
-	copy_tables(tables, k_codec, k_table);
-	copy_tables(tables, v_codec, v_table);
+}
 
-	const uint32_t group = tables->q_heads / tables->kv_heads;
-	const uint32_t first_head = virtual_head % params.n_chunks * KVG_HEADS_MAX;
-	const uint32_t n_heads = min(group - first_head, KVG_HEADS_MAX);
-	const uint32_t k_dim = k_codec->prepared_dim, v_dim = v_codec->prepared_dim;
-	/* Tiles of the first tokens, then those from token_lo's on, as if they were one behind the other. */
-	const uint32_t n_first = (row->first_hi + TOKENS - 1) / TOKENS,
-		       tile_low = row->token_lo / TOKENS - n_first;
-	const uint32_t begin = piece * (row->piece_tokens / TOKENS);
-	const uint32_t end =
-		min((row->token_hi + TOKENS - 1) / TOKENS - tile_low, begin + row->piece_tokens / TOKENS);
-	const uint32_t raw_bytes = TOKENS * params.raw_bytes_max;
-	float *q = (float *)(memory + 4 * raw_bytes);
-	float *k_expanded = q + H * params.k_dim_max,
-	      *v_expanded = k_expanded + TOKENS * (params.k_dim_max + PAD);
-	const bool k_is_plain = is_plain(k_codec), v_is_plain = is_plain(v_codec);
-	/* A score each; with four heads two threads share one, a half of the channels each. */
-	constexpr uint32_t PARTS = 8 / H;
-	const uint32_t token = threadIdx.x % TOKENS, head = threadIdx.x / (TOKENS * PARTS);
-	const uint32_t part = threadIdx.x / TOKENS % PARTS;
-	const bool bends = layer->softcap > 0 || layer->alibi != KVG_NONE;
-	float cap_offset = 0, slope = 0;
-	uint32_t buffer = 0;
-	float acc[NV][H], max = -INFINITY, sum = 0;
+/* [H, k_dim]; zeros where there are fewer heads. */
+template <int H>
+static __device__ __forceinline__ void load_queries(
+	const struct kvg_decode_params &params, const struct piece &piece, uint32_t k_dim, float *q)
+{
+	const uint64_t first = (uint64_t)(piece.row - params.rows) * params.tables.q_heads + piece.q_head;
 
-	for (int k = 0; k < NV; k++)
-		for (int h = 0; h < H; h++)
-			acc[k][h] = 0;
-	const uint32_t first_at = (begin < n_first ? begin : begin + tile_low) * TOKENS;
-
-	fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, first_at, memory);
-	fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, first_at, memory + raw_bytes);
-	tiles::wait_for_previous();
-	tiles::let_next_begin();
-	if (bends && head < n_heads) {
-		const uint32_t q_head = kv_head * group + first_head + head;
-
-		if (layer->softcap > 0 && layer->k_center != KVG_NONE)
-			cap_offset =
-				params.q_offsets[(uint64_t)(row - params.rows) * tables->q_heads + q_head];
-		if (layer->alibi != KVG_NONE)
-			slope = kvg_floats(tables, layer->alibi)[q_head];
-	}
 	for (uint32_t i = threadIdx.x; i < H * k_dim; i += THREADS) {
 		const uint32_t h = i / k_dim;
 
-		q[i] = h < n_heads ? params.q_prepared[((uint64_t)(row - params.rows) * tables->q_heads +
-							       kv_head * group + first_head + h) *
-						     params.k_dim_max +
-					     i % k_dim]
-				   : 0.0f;
+		q[i] = h < piece.n_heads ? params.q_prepared[(first + h) * params.k_dim_max + i % k_dim]
+					 : 0.0f;
 	}
-	for (uint32_t tile = begin; tile < end; tile++, buffer ^= 1) {
-		const bool is_first = tile < n_first;
-		const uint32_t at = (is_first ? tile : tile + tile_low) * TOKENS;
-		const uint32_t lo = !is_first && row->token_lo > at ? row->token_lo - at : 0;
-		const uint32_t hi = min((is_first ? row->first_hi : row->token_hi) - at, TOKENS);
-		const uint8_t *k_raw = memory + 2 * buffer * raw_bytes, *v_raw = k_raw + raw_bytes;
+}
 
-		tiles::wait_for_copies();
-		__syncthreads();
-		if (tile + 1 < end) {
-			const uint32_t next_at =
-				(tile + 1 < n_first ? tile + 1 : tile + 1 + tile_low) * TOKENS;
-			uint8_t *next = memory + 2 * (buffer ^ 1) * raw_bytes;
+/* What the layer's options do to the logits of one query. */
+struct bending {
+	bool is_on;
+	float offset, slope;
+};
 
-			fetch(layer->k, tables, op->table, k_codec->row_bytes, kv_head, next_at, next);
-			fetch(layer->v, tables, op->table, v_codec->row_bytes, kv_head, next_at,
-				next + raw_bytes);
-		}
-		if (!k_is_plain || !v_is_plain) {
-			if (!k_is_plain)
-				read_groups(k_codec, k_raw, lo, hi, &groups[0]);
-			if (!v_is_plain)
-				read_groups(v_codec, v_raw, lo, hi, &groups[1]);
-			__syncthreads();
-		}
-		expand(k_codec, k_table, k_raw, lo, hi, &groups[0], k_dim + PAD, k_expanded);
-		expand(v_codec, v_table, v_raw, lo, hi, &groups[1], v_dim + PAD, v_expanded);
-		__syncthreads();
+static __device__ __forceinline__ struct bending find_bending(
+	const struct kvg_decode_params &params, const struct piece &piece, uint32_t head)
+{
+	const struct kvg_layer *layer = piece.layer;
+	struct bending out = { layer->softcap > 0 || layer->alibi != KVG_NONE, 0.0f, 0.0f };
 
-		const uint32_t n_quads = k_dim / 4 / PARTS;
-		const float4 *a = (const float4 *)(q + head * k_dim) + part * n_quads;
-		const float4 *b = (const float4 *)(k_expanded + token * (k_dim + PAD)) + part * n_quads;
-		float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+	if (!out.is_on || head >= piece.n_heads)
+		return out;
+	if (layer->softcap > 0 && layer->k_center != KVG_NONE)
+		out.offset = params.q_offsets[(uint64_t)(piece.row - params.rows) * params.tables.q_heads +
+			piece.q_head + head];
+	if (layer->alibi != KVG_NONE)
+		out.slope = kvg_floats(&params.tables, layer->alibi)[piece.q_head + head];
+	return out;
+}
+
+static __device__ __forceinline__ float dot(const float4 *a, const float4 *b, uint32_t n_quads)
+{
+	float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
 
 #pragma unroll 4
-		for (uint32_t i = 0; i < n_quads; i++) {
-			const float4 x = a[i], y = b[i];
+	for (uint32_t i = 0; i < n_quads; i++) {
+		const float4 x = a[i], y = b[i];
 
-			s0 = fmaf(x.x, y.x, s0);
-			s1 = fmaf(x.y, y.y, s1);
-			s2 = fmaf(x.z, y.z, s2);
-			s3 = fmaf(x.w, y.w, s3);
-		}
+		s0 = fmaf(x.x, y.x, s0);
+		s1 = fmaf(x.y, y.y, s1);
+		s2 = fmaf(x.z, y.z, s2);
+		s3 = fmaf(x.w, y.w, s3);
+	}
+	return (s0 + s1) + (s2 + s3);
+}
 
-		const bool is_seen = token >= lo && token < hi;
-		float score = (s0 + s1) + (s2 + s3);
+/* Over the tokens of a tile, which are 16 lanes. */
+static __device__ __forceinline__ float max_over_tokens(float x)
+{
+	for (uint32_t half = TOKENS / 2; half >= 1; half /= 2)
+		x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, half));
+	return x;
+}
 
-		if (PARTS == 2)
-			score += __shfl_xor_sync(0xFFFFFFFFu, score, TOKENS);
-		if (k_is_plain)
-			score *= plain_scale(k_codec, k_raw, token);
-		if (bends)
-			score = bend(layer, cap_offset, slope,
-				(float)(at + token) - (float)(row->token_hi - 1), score);
-		if (!is_seen)
-			score = -INFINITY;
+static __device__ __forceinline__ float add_over_tokens(float x)
+{
+	for (uint32_t half = TOKENS / 2; half >= 1; half /= 2)
+		x += __shfl_xor_sync(0xFFFFFFFFu, x, half);
+	return x;
+}
 
-		float largest = score;
-
-		for (uint32_t half = TOKENS / 2; half >= 1; half /= 2)
-			largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, half));
-
-		/* A tile has at least one token, so the maximum is finite from the first one on. */
-		const float max_new = fmaxf(max, largest), factor = exp2f(max - max_new);
-		const float weight = exp2f(score - max_new);
-		float total = weight;
-
-		for (uint32_t half = TOKENS / 2; half >= 1; half /= 2)
-			total += __shfl_xor_sync(0xFFFFFFFFu, total, half);
-		sum = sum * factor + total;
-		max = max_new;
-		if (part == 0)
-			weights[token][head] = !is_seen ? 0.0f
-				: v_is_plain            ? weight * plain_scale(v_codec, v_raw, token)
-							: weight;
-		if (token == 0 && part == 0)
-			shrink[head] = factor;
-		__syncthreads();
+/* The weighted values of a tile join the sums of a thread's channels. */
+template <int NV, int H>
+static __device__ __forceinline__ void add_values(const float *v_expanded, uint32_t v_dim,
+	const float (*weights)[H], const float *shrink, float (&acc)[NV][H])
+{
 #pragma unroll
-		for (int k = 0; k < NV; k++) {
-			const uint32_t channel = threadIdx.x + (uint32_t)k * THREADS;
+	for (int k = 0; k < NV; k++) {
+		const uint32_t channel = threadIdx.x + (uint32_t)k * THREADS;
 
-			if (channel >= v_dim)
-				continue;
+		if (channel >= v_dim)
+			continue;
 #pragma unroll
-			for (int h = 0; h < H; h++)
-				acc[k][h] *= shrink[h];
+		for (int h = 0; h < H; h++)
+			acc[k][h] *= shrink[h];
 #pragma unroll 4
-			for (uint32_t t = 0; t < TOKENS; t++) {
-				const float value = v_expanded[t * (v_dim + PAD) + channel];
+		for (uint32_t t = 0; t < TOKENS; t++) {
+			const float value = v_expanded[t * (v_dim + PAD) + channel];
 #pragma unroll
-				for (int h = 0; h < H; h += 4) {
-					const float4 w = *(const float4 *)&weights[t][h];
+			for (int h = 0; h < H; h += 4) {
+				const float4 w = *(const float4 *)&weights[t][h];
 
-					acc[k][h] = fmaf(w.x, value, acc[k][h]);
-					acc[k][h + 1] = fmaf(w.y, value, acc[k][h + 1]);
-					acc[k][h + 2] = fmaf(w.z, value, acc[k][h + 2]);
-					acc[k][h + 3] = fmaf(w.w, value, acc[k][h + 3]);
-				}
+				acc[k][h] = fmaf(w.x, value, acc[k][h]);
+				acc[k][h + 1] = fmaf(w.y, value, acc[k][h + 1]);
+				acc[k][h + 2] = fmaf(w.z, value, acc[k][h + 2]);
+				acc[k][h + 3] = fmaf(w.w, value, acc[k][h + 3]);
 			}
 		}
 	}
+}
 
+template <int NV, int H>
+static __device__ __forceinline__ void write_sums(
+	const struct kvg_decode_params &params, uint32_t n_heads, uint32_t v_dim, const float (&acc)[NV][H])
+{
 	const uint64_t slot = (uint64_t)blockIdx.x * params.n_heads;
 
 #pragma unroll
@@ -440,9 +422,139 @@ static __global__ void __launch_bounds__(THREADS, 5)
 				params.partials[(slot + h) * params.v_dim_max + channel] = acc[k][h];
 		}
 	}
-	if (token == 0 && part == 0 && head < n_heads) {
-		params.partials_ml[(slot + head) * 2] = max;
-		params.partials_ml[(slot + head) * 2 + 1] = sum;
+}
+
+/* Expanded rows of a tile; every thread waits for them. */
+static __device__ __forceinline__ void expand_tile(const struct kvg_codec *codecs, const float (*tables)[256],
+	const uint8_t *raw, uint32_t raw_bytes, uint32_t lo, uint32_t hi, struct group_numbers *groups,
+	float *k, float *v)
+{
+	const bool k_is_plain = is_plain(&codecs[0]), v_is_plain = is_plain(&codecs[1]);
+
+	if (!k_is_plain || !v_is_plain) {
+		if (!k_is_plain)
+			read_groups(&codecs[0], raw, lo, hi, &groups[0]);
+		if (!v_is_plain)
+			read_groups(&codecs[1], raw + raw_bytes, lo, hi, &groups[1]);
+		__syncthreads();
+	}
+	expand(&codecs[0], tables[0], raw, lo, hi, &groups[0], codecs[0].prepared_dim + PAD, k);
+	expand(&codecs[1], tables[1], raw + raw_bytes, lo, hi, &groups[1], codecs[1].prepared_dim + PAD, v);
+	__syncthreads();
+}
+
+/* A thread's score; with four heads two threads share one, a half of the channels each. */
+template <int H> struct seat {
+	static constexpr uint32_t PARTS = 8 / H;
+
+	uint32_t token, head, part;
+	struct bending bending;
+	float max, sum;
+
+	/* The token's logit, -infinity where nobody sees it. */
+	__device__ __forceinline__ float score(const struct piece &piece, const struct kvg_codec *codec,
+		const float *q, const float *k_expanded, const uint8_t *raw, uint32_t at, bool is_seen) const
+	{
+		const uint32_t k_dim = codec->prepared_dim, n_quads = k_dim / 4 / PARTS;
+		float x = dot((const float4 *)(q + head * k_dim) + part * n_quads,
+			(const float4 *)(k_expanded + token * (k_dim + PAD)) + part * n_quads, n_quads);
+
+		if (PARTS == 2)
+			x += __shfl_xor_sync(0xFFFFFFFFu, x, TOKENS);
+		if (is_plain(codec))
+			x *= plain_scale(codec, raw, token);
+		if (bending.is_on)
+			x = bend(piece.layer, bending.offset, bending.slope,
+				(float)(at + token) - (float)(piece.row->token_hi - 1), x);
+		return is_seen ? x : -INFINITY;
+	}
+
+	/* The weight against the largest score so far; what was summed before shrinks by `factor`. */
+	__device__ __forceinline__ float weigh(float score, float &factor)
+	{
+		/* A tile has at least one token, so the maximum is finite from the first one on. */
+		const float max_new = fmaxf(max, max_over_tokens(score)), weight = exp2f(score - max_new);
+
+		factor = exp2f(max - max_new);
+		sum = sum * factor + add_over_tokens(weight);
+		max = max_new;
+		return weight;
+	}
+};
+
+/* NV: accumulators of 128 channels each; H: query heads, 4 or 8. */
+template <int NV, int H>
+static __global__ void __launch_bounds__(THREADS, 5)
+	rows_kernel(const __grid_constant__ struct kvg_decode_params params)
+{
+	KVG_DYNAMIC_SHARED(memory, 16);
+	__shared__ __align__(16) float weights[TOKENS][H];
+	__shared__ float shrink[H], numbers[2][256];
+	__shared__ struct kvg_codec codecs[2];
+	__shared__ struct group_numbers groups[2];
+	const struct kvg_tables *tables = &params.tables;
+	const struct piece piece = find_piece(params);
+
+	copy_codecs(piece, tables, codecs);
+	__syncthreads();
+	copy_tables(tables, &codecs[0], numbers[0]);
+	copy_tables(tables, &codecs[1], numbers[1]);
+
+	const uint32_t raw_bytes = TOKENS * params.raw_bytes_max, v_dim = codecs[1].prepared_dim;
+	float *q = (float *)(memory + 4 * raw_bytes), *k_expanded = q + H * params.k_dim_max;
+	float *v_expanded = k_expanded + TOKENS * (params.k_dim_max + PAD);
+	const bool v_is_plain = is_plain(&codecs[1]);
+	uint32_t buffer = 0;
+	struct seat<H> seat;
+	float acc[NV][H];
+
+	for (int k = 0; k < NV; k++)
+		for (int h = 0; h < H; h++)
+			acc[k][h] = 0;
+	fetch_tile(piece, tables, codecs, piece.begin, raw_bytes, memory);
+	tiles::wait_for_previous();
+	tiles::let_next_begin();
+	seat.token = threadIdx.x % TOKENS;
+	seat.head = threadIdx.x / (TOKENS * seat.PARTS);
+	seat.part = threadIdx.x / TOKENS % seat.PARTS;
+	seat.bending = find_bending(params, piece, seat.head);
+	seat.max = -INFINITY;
+	seat.sum = 0;
+	load_queries<H>(params, piece, codecs[0].prepared_dim, q);
+	for (uint32_t tile = piece.begin; tile < piece.end; tile++, buffer ^= 1) {
+		const bool is_first = tile < piece.n_first;
+		const uint32_t at = first_token(piece, tile);
+		const uint32_t lo = !is_first && piece.row->token_lo > at ? piece.row->token_lo - at : 0;
+		const uint32_t hi = min((is_first ? piece.row->first_hi : piece.row->token_hi) - at, TOKENS);
+		const bool is_seen = seat.token >= lo && seat.token < hi;
+		const uint8_t *raw = memory + 2 * buffer * raw_bytes;
+		float factor;
+
+		tiles::wait_for_copies();
+		__syncthreads();
+		if (tile + 1 < piece.end)
+			fetch_tile(piece, tables, codecs, tile + 1, raw_bytes,
+				memory + 2 * (buffer ^ 1) * raw_bytes);
+		expand_tile(codecs, numbers, raw, raw_bytes, lo, hi, groups, k_expanded, v_expanded);
+
+		const float score = seat.score(piece, &codecs[0], q, k_expanded, raw, at, is_seen);
+		const float weight = seat.weigh(score, factor);
+
+		if (seat.part == 0)
+			weights[seat.token][seat.head] = !is_seen ? 0.0f
+				: v_is_plain ? weight * plain_scale(&codecs[1], raw + raw_bytes, seat.token)
+					     : weight;
+		if (seat.token == 0 && seat.part == 0)
+			shrink[seat.head] = factor;
+		__syncthreads();
+		add_values<NV, H>(v_expanded, v_dim, weights, shrink, acc);
+	}
+	write_sums<NV, H>(params, piece.n_heads, v_dim, acc);
+	if (seat.token == 0 && seat.part == 0 && seat.head < piece.n_heads) {
+		float *out = params.partials_ml + ((uint64_t)blockIdx.x * params.n_heads + seat.head) * 2;
+
+		out[0] = seat.max;
+		out[1] = seat.sum;
 	}
 }
 
