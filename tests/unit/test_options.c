@@ -187,6 +187,39 @@ START_TEST(test_options_refuses_flags)
 }
 END_TEST
 
+/*
+ * Who may connect: tokens let the daemon listen beyond loopback, a certificate needs its key, client
+ * certificates need both; metrics may be reached, since that is what their address is for.
+ */
+START_TEST(test_options_authentication)
+{
+	static const char *const allowed[][3] = {
+		{ "--http=0.0.0.0:1", "--listen=tcp:0.0.0.0:1", "--tokens-file=/t" },
+		{ "--http-certificate-file=/c", "--http-key-file=/k", "--unix-uids=0,1000" },
+		{ "--metrics-listen=0.0.0.0:1", "--http=off", NULL },
+	};
+	struct srv_options options;
+	const char *with_certificates[] = { "--http=0.0.0.0:1", "--http-certificate-file=/c",
+		"--http-key-file=/k", "--http-client-ca-file=/a", NULL };
+
+	for (size_t i = 0; i < KV_LENGTH(allowed); i++) {
+		ck_assert_msg(PARSE(&options, allowed[i][0], allowed[i][1], allowed[i][2]) == SRV_OPTIONS_RUN,
+			"%s", error.msg);
+		srv_options_finish(&options);
+	}
+	ck_assert_msg(parse(&options, with_certificates) == SRV_OPTIONS_RUN, "%s", error.msg);
+	srv_options_finish(&options);
+	ASSERT_REFUSED("http_certificate_file and http_key_file", "both", "--http-key-file=/k");
+	ASSERT_REFUSED("http_certificate_file and http_key_file", "both", "--http-certificate-file=/c");
+	ASSERT_REFUSED("http_client_ca_file", "http_key_file", "--http-client-ca-file=/a");
+	ASSERT_REFUSED("unix_uids: '7,x'", "user ids", "--unix-uids=7,x");
+	ASSERT_REFUSED("metrics_listen: expected HOST:PORT or off", "tcp:x", "--metrics-listen=x");
+	/* Client certificates guard the control API alone. */
+	ASSERT_REFUSED("listen: 0.0.0.0:1 can be reached", "tokens_file", "--listen=tcp:0.0.0.0:1",
+		"--http-certificate-file=/c", "--http-key-file=/k", "--http-client-ca-file=/a");
+}
+END_TEST
+
 /* Addresses: at most 8, of a known kind, and beyond loopback only with --insecure, for clients and for HTTP.
  */
 START_TEST(test_options_addresses)
@@ -305,6 +338,7 @@ int main(void)
 	tcase_add_test(tcase, test_options_lists_replace_the_file);
 	tcase_add_test(tcase, test_options_precedence);
 	tcase_add_test(tcase, test_options_refuses_flags);
+	tcase_add_test(tcase, test_options_authentication);
 	tcase_add_test(tcase, test_options_addresses);
 	tcase_add_test(tcase, test_options_help);
 	tcase_add_test(tcase, test_options_version);
