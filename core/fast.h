@@ -134,8 +134,7 @@ bool kv_fast_side_init(struct kv_fast_side *side, const struct kv_row_codec *cod
  */
 void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, double scale, int16_t *codes,
 	float *numbers, float *units, float *sums);
-/* Adds a weighted sum times `factor` to an accumulator of prepared_dim float64. */
-void kv_fast_collect(
-	const struct kv_fast_side *side, const float *sums, const float *zeros, double factor, double *acc);
+/* Adds a weighted sum, slots and the sum of each part's zeros, to an accumulator of prepared_dim float64. */
+void kv_fast_collect(const struct kv_fast_side *side, const double *sums, const double *zeros, double *acc);
 
 #endif

@@ -160,20 +160,17 @@ void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, 
 	}
 }
 
-void kv_fast_collect(
-	const struct kv_fast_side *side, const float *sums, const float *zeros, double factor, double *acc)
+void kv_fast_collect(const struct kv_fast_side *side, const double *sums, const double *zeros, double *acc)
 {
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];
-		const double zero = part->zero.kind != KV_FAST_FIELD_NONE ? (double)zeros[p] : 0;
+		const double zero = part->zero.kind != KV_FAST_FIELD_NONE ? zeros[p] : 0;
 
 		for (uint32_t s = part->slot; s < part->slot + part->n_slots; s++) {
 			const uint32_t at = side->prepared_of[s];
 
 			if (at != KV_FAST_SLOT_NONE)
-				acc[at] += factor *
-					((double)sums[s] * (double)(part->table_scale * side->factor_of[s]) +
-						zero);
+				acc[at] += sums[s] * (double)(part->table_scale * side->factor_of[s]) + zero;
 		}
 	}
 }

@@ -6,7 +6,8 @@
 
 #include "core/fast_internal.h"
 
-#define TILE_TOKENS 16u /* lie in one block of every pool */
+#define TILE_TOKENS      16u /* lie in one block of every pool */
+#define ASK_AHEAD_TOKENS 64u /* about half a microsecond of work */
 
 /* One item on one KV head. */
 struct task {
@@ -156,6 +157,27 @@ static void find_rows(const struct kv_row_view *view, const struct kv_row_codec 
 	rows->ahead_end_bytes = is_last_head ? 0 : 2 * codec->row_bytes + 63;
 }
 
+/*
+ * The first head finds nothing of its rows near: asks for those of the block at `first`, as far as they are
+ * in the piece.
+ */
+static void ask_for_rows(const struct pass *pass, const struct kv_row_view *view,
+	const struct kv_row_codec *codec, uint32_t first, uint32_t end)
+{
+	const uint32_t stop = kv_fast_min(end, first + KV_FAST_BLOCK_TOKENS);
+
+	if (pass->task->head > 0 || pass->query_first > 0)
+		return;
+	for (uint32_t t = first; t < stop; t += TILE_TOKENS) {
+		const uint8_t *row = kv_row_view_at(view, t);
+
+		for (uint32_t i = 0; i < TILE_TOKENS && t + i < stop; i++) {
+			for (uint32_t o = 0; o < codec->row_bytes + 63; o += 64)
+				__builtin_prefetch(row + i * view->token_bytes + o);
+		}
+	}
+}
+
 /* Logits of tokens [begin, end) of a piece into scratch, those that a query does not see at -infinity. */
 static void score_piece(struct pass *pass, uint32_t begin, uint32_t lo, uint32_t end)
 {
@@ -167,6 +189,9 @@ static void score_piece(struct pass *pass, uint32_t begin, uint32_t lo, uint32_t
 	struct kv_fast_rows rows;
 
 	for (uint32_t first = begin; first < end; first += KV_FAST_BLOCK_TOKENS) {
+		ask_for_rows(pass, &task->input.k, task->input.k_codec, first + ASK_AHEAD_TOKENS, end);
+		/* Its values are needed when all keys of the piece are done. */
+		ask_for_rows(pass, &task->input.v, task->input.v_codec, kv_fast_max(first, lo), end);
 		find_rows(&task->input.k, task->input.k_codec, first, lo,
 			kv_fast_min(end, first + KV_FAST_BLOCK_TOKENS), is_last_head || pass->query_first > 0,
 			&rows);
@@ -284,17 +309,18 @@ static void merge_query(
 	const uint32_t v_dim = task->input.v_codec->head_dim;
 	const enum kv_dtype dtype = (enum kv_dtype)task->op->out_dtype;
 	const uint64_t place = place_of(task, query);
-	double max = -INFINITY, sum = 0;
+	double max = -INFINITY, sum = 0, zeros[KV_FAST_PARTS_MAX] = { 0 };
 
 	for (uint32_t s = 0; s < task->item->n_spans; s++)
 		max = fmax(max,
 			(double)kv_fast_partial_of(task->pool, task->item, task->layer, task->n_item_queries,
 				s, task->query_first + query)
 				->max);
-	memset(scratch->prepared, 0, sizeof(scratch->prepared));
+	memset(scratch->slots, 0, v->n_slots * sizeof(*scratch->slots));
 	for (uint32_t s = 0; s < task->item->n_spans; s++) {
 		const struct kv_fast_partial *partial = kv_fast_partial_of(task->pool, task->item,
 			task->layer, task->n_item_queries, s, task->query_first + query);
+		const float *sums = (const float *)(const void *)(partial + 1);
 
 		if (isinf(partial->max))
 			continue;
@@ -302,9 +328,13 @@ static void merge_query(
 		const double share = exp((double)partial->max - max);
 
 		sum += share * (double)partial->sum;
-		kv_fast_collect(v, (const float *)(const void *)(partial + 1), partial->zeros, share,
-			scratch->prepared);
+		for (uint32_t n = 0; n < v->n_slots; n++)
+			scratch->slots[n] += share * (double)sums[n];
+		for (uint32_t p = 0; p < v->n_parts; p++)
+			zeros[p] += share * (double)partial->zeros[p];
 	}
+	memset(scratch->prepared, 0, sizeof(scratch->prepared));
+	kv_fast_collect(v, scratch->slots, zeros, scratch->prepared);
 	if (sum > 0)
 		kv_attention_finish(
 			&task->input, scratch->prepared, kv_attention_close(sink, &max, &sum), scratch->out);

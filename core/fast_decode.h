@@ -29,6 +29,7 @@ struct kv_fast_scratch {
 	float unused[KV_FAST_SLOTS_MAX]; /* sums of queries that only fill a call up */
 	float unused_zeros[KV_FAST_PARTS_MAX];
 	double prepared[KV_PREPARED_DIM_MAX], work[KV_PREPARED_DIM_MAX];
+	double slots[KV_FAST_SLOTS_MAX];
 	float q[KV_HEAD_DIM_MAX], out[KV_HEAD_DIM_MAX];
 };
 

@@ -194,6 +194,13 @@ class Questions(WithDaemon):
         self.assertGreater(answer["ratio_p50"], 0)
         self.assertIn("ratio of p50", self.text("bench", "step", "-n", 20, "--rounds", 1, "--k", "bf16", "--v", "f32"))
         self.assertEqual([pool["name"] for pool in self.daemon.get("/v1/pools")["pools"]], ["demo", "exact"])
+        answer = self.json("bench", "cpu", "--format", "tq4", "--tokens", 100, "--sequences", 2, "--rounds", 1, "--scalar")
+        self.assertEqual(answer["decodes"][-1]["set"], "scalar")
+        self.assertEqual({line["set"] for line in answer["decodes"][:-1]}, {line["set"] for line in answer["sets"]})
+        for line in answer["decodes"]:
+            self.assertEqual((line["bytes"], line["products"]), (200 * 8 * 2 * 68, 2 * 200 * 32 * 128))
+            self.assertGreater(line["decode_s"], 0)
+        self.fails("bench", "cpu", "--format", "f99", words=["f99", "tq4"], code=2)
         self.fails("bench", "step", "-n", 10, "--k", "f99", words=["f99", "tq4"], code=2)
         self.fails("bench", "step", "-n", 10, "--head-dim", 20, words=["head_dim", "20"], code=2)
         self.fails("bench", "echo", "-n", 1, "--bytes-in", "2MiB", words=["TOO_LARGE"])
