@@ -12,6 +12,7 @@
 
 #include "core/attention.h"
 #include "core/checked.h"
+#include "core/domain_internal.h"
 #include "core/format.h"
 #include "core/plan_internal.h"
 
@@ -241,6 +242,7 @@ static void take_copies(struct kv_plan *plan)
 			kv_block_pool_flight_end(blocks, (kv_block_id){ op->block_to });
 		}
 		kv_block_pool_disown(blocks, (kv_block_id){ op->block_from });
+		pool->domain->n_cut += blocks->owners[op->block_from] == 0;
 	}
 	pool->n_copies = 0;
 }

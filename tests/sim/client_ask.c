@@ -68,7 +68,7 @@ static void maybe_flaw(struct sim_peer *peer, struct sim_request *request)
 	request->flaw = flaw;
 }
 
-static void send(struct sim_peer *peer, struct sim_request *request)
+void sim_client_submit(struct sim_peer *peer, struct sim_request *request)
 {
 	if (chance(peer, 150))
 		request->flags |= KVP_FLAG_BODY_CRC;
@@ -106,13 +106,17 @@ static void ask_open(struct sim_peer *peer)
 	request->open.lease_ms = chance(peer, 500) ? 0 : config->lease_ms + below(peer, 50);
 	if (chance(peer, 250))
 		request->open.reserve_blocks = below(peer, config->pools[0].n_blocks / 2 + 2);
+	if (chance(peer, config->tables_per_mille)) {
+		request->open.flags = KVP_OPEN_CLIENT_TABLES;
+		request->open.reserve_blocks = is_wrong(peer) ? 0 : 1 + below(peer, 4);
+	}
 	if (chance(peer, 200))
 		request->open.sequences_max = 1 + below(peer, 4);
 	if (chance(peer, 200))
 		request->open.tokens_max = 8 + below(peer, 40);
 	if (is_wrong(peer))
 		request->open.fingerprint = 12345;
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 static void ask_attach(struct sim_peer *peer)
@@ -122,7 +126,7 @@ static void ask_attach(struct sim_peer *peer)
 	fill_names(peer, request, false);
 	if (is_wrong(peer))
 		request->open.fingerprint = 12345;
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 /* A handle that it owns; sometimes somebody else's. 0: it has none. */
@@ -233,7 +237,7 @@ static uint64_t any_sequence(struct sim_peer *peer, const struct sim_session *se
 {
 	const struct sim_sequence *sequence = session->sequences;
 
-	if (session->n_sequences == 0 ||
+	if (session->n_sequences == 0 || session->has_tables ||
 		chance(peer, peer->world->config.is_lasting ? new_per_mille / 10 : new_per_mille))
 		return 1 + below(peer, peer->world->config.is_lasting ? 2 : 6);
 	for (uint32_t i = below(peer, session->n_sequences); i > 0; i--)
@@ -243,13 +247,15 @@ static uint64_t any_sequence(struct sim_peer *peer, const struct sim_session *se
 
 /* ---- rows ---- */
 
-static void choose_layers(struct sim_peer *peer, struct sim_request *request)
+void sim_client_choose_layers(struct sim_peer *peer, struct sim_request *request)
 {
 	const uint32_t n_layers = request->spec->n_layers;
 
-	if (request->opcode == KVP_OP_APPEND && chance(peer, 600 + peer->world->config.long_per_mille / 4)) {
+	const bool is_append = request->opcode == KVP_OP_APPEND || request->opcode == KVP_OP_UPDATE_SLOTS;
+
+	if (is_append && chance(peer, 600 + peer->world->config.long_per_mille / 4)) {
 		request->n_layers = n_layers;
-	} else if (request->opcode == KVP_OP_APPEND || request->opcode == KVP_OP_READ) {
+	} else if (is_append || request->opcode == KVP_OP_READ) {
 		request->layer_first = below(peer, n_layers);
 		request->n_layers = 1 + below(peer, n_layers - request->layer_first);
 	} else {
@@ -258,16 +264,16 @@ static void choose_layers(struct sim_peer *peer, struct sim_request *request)
 	}
 }
 
-static void choose_dtypes(struct sim_peer *peer, struct sim_request *request)
+void sim_client_choose_dtypes(struct sim_peer *peer, struct sim_request *request)
 {
 	static const uint32_t flags[] = { KVP_ROWS_LSE, KVP_ROWS_Q_ROTATED, KVP_ROWS_OUT_ROTATED,
 		KVP_ROWS_NO_SINKS };
 
-	if (request->opcode != KVP_OP_DECODE) {
+	if (request->opcode != KVP_OP_DECODE && request->opcode != KVP_OP_DECODE_TABLE) {
 		request->k_dtype = any_row_dtype(peer);
 		request->v_dtype = any_row_dtype(peer);
 	}
-	if (request->opcode == KVP_OP_APPEND)
+	if (request->opcode == KVP_OP_APPEND || request->opcode == KVP_OP_UPDATE_SLOTS)
 		return;
 	request->q_dtype = any_dtype(peer);
 	request->out_dtype = any_dtype(peer);
@@ -293,8 +299,8 @@ static void ask_rows(struct sim_peer *peer, uint16_t opcode, const struct sim_se
 
 	request->session = session->handle;
 	request->spec = sim_world_spec(peer->world, session->pool->spec->name);
-	choose_layers(peer, request);
-	choose_dtypes(peer, request);
+	sim_client_choose_layers(peer, request);
+	sim_client_choose_dtypes(peer, request);
 	if (chance(peer, 150))
 		request->flags |= KVP_FLAG_TIMINGS;
 	if (chance(peer, config->deadline_per_mille))
@@ -321,7 +327,7 @@ static void ask_rows(struct sim_peer *peer, uint16_t opcode, const struct sim_se
 	}
 	request->query_counter = peer->world->query_counter + 1;
 	peer->world->query_counter += SIM_ITEMS_MAX * SIM_Q_LEN_MAX;
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 static void ask_read(struct sim_peer *peer, const struct sim_session *session)
@@ -332,7 +338,7 @@ static void ask_read(struct sim_peer *peer, const struct sim_session *session)
 	request->session = session->handle;
 	request->spec = sim_world_spec(peer->world, session->pool->spec->name);
 	request->n_items = 1;
-	choose_layers(peer, request);
+	sim_client_choose_layers(peer, request);
 	request->k_dtype = chance(peer, 300) ? KV_DTYPE_PACKED : (enum kv_dtype)below(peer, 4);
 	request->v_dtype = chance(peer, 300) ? KV_DTYPE_PACKED : any_dtype(peer);
 	request->read_flags = chance(peer, 400) ? KVP_READ_EXACT : 0;
@@ -344,7 +350,7 @@ static void ask_read(struct sim_peer *peer, const struct sim_session *session)
 	if (item->n_tokens > 32)
 		item->n_tokens = 32;
 	spoil_position(peer, item);
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 static void ask_items(struct sim_peer *peer, uint16_t opcode, const struct sim_session *session)
@@ -364,7 +370,7 @@ static void ask_items(struct sim_peer *peer, uint16_t opcode, const struct sim_s
 				: below(peer, length + 3);
 		sequence += 1 + below(peer, 3);
 	}
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 static void ask_fork(struct sim_peer *peer, const struct sim_session *session)
@@ -386,7 +392,7 @@ static void ask_fork(struct sim_peer *peer, const struct sim_session *session)
 			: below(peer, length_of(peer, session, item->parent, 0) + 2);
 		child += 1 + below(peer, 2);
 	}
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 /* Few beginnings, so that prefixes meet: numbers up to a branch, then those of one of three ways. */
@@ -411,7 +417,8 @@ static uint64_t longest_sequence(const struct sim_session *session)
 	uint64_t longest = 1;
 	uint32_t length = 0;
 
-	for (const struct sim_sequence *sequence = session->sequences; sequence; sequence = sequence->next) {
+	for (const struct sim_sequence *sequence = session->sequences; sequence && sequence->id > 0;
+		sequence = sequence->next) {
 		const uint32_t this = sim_sequence_least(sequence, 0, session->pool->spec->n_layers, true);
 
 		if (this > length) {
@@ -444,7 +451,7 @@ static void ask_prefix(struct sim_peer *peer, const struct sim_session *session)
 		if (chance(peer, 200))
 			request->prefix.flags |= KVP_PREFIX_EVICTABLE;
 	}
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 /* ---- the others ---- */
@@ -457,7 +464,7 @@ static void ask_tell(struct sim_peer *peer, uint64_t handle)
 	request->tell.sequence_from = below(peer, 4);
 	request->tell.n_sequences_max = below(peer, 3) ? KVP_ITEMS_MAX : below(peer, 4);
 	request->tell.flags = chance(peer, 700) ? KVP_TELL_PER_LAYER : 0;
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 static void ask_cancel(struct sim_peer *peer)
@@ -466,7 +473,7 @@ static void ask_cancel(struct sim_peer *peer)
 	struct sim_request *target = peer->n_pending > 0 ? peer->pending[below(peer, peer->n_pending)] : NULL;
 
 	request->cancel_id = target ? target->id : 1ull << 40;
-	send(peer, request);
+	sim_client_submit(peer, request);
 	if (target && request->flaw == SIM_FLAW_NONE)
 		target->n_cancels++;
 }
@@ -484,7 +491,7 @@ static void ask_ping(struct sim_peer *peer, uint64_t handle)
 	} else if (chance(peer, 500)) {
 		request->session = handle;
 	}
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 static void ask_close(struct sim_peer *peer, uint64_t handle)
@@ -492,7 +499,7 @@ static void ask_close(struct sim_peer *peer, uint64_t handle)
 	struct sim_request *request = new_request(peer, KVP_OP_CLOSE);
 
 	request->session = handle;
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 static void ask_pool_info(struct sim_peer *peer)
@@ -503,7 +510,7 @@ static void ask_pool_info(struct sim_peer *peer)
 	snprintf(request->pool_name, sizeof(request->pool_name), "%s",
 		is_wrong(peer) ? "nowhere" : sim_pool_name(0));
 	request->pool_info.pool_name_bytes = (uint16_t)strlen(request->pool_name);
-	send(peer, request);
+	sim_client_submit(peer, request);
 }
 
 void sim_client_ask(struct sim_peer *peer)
@@ -530,6 +537,8 @@ void sim_client_ask(struct sim_peer *peer)
 		ask_pool_info(peer);
 	} else if (!session || !session->is_open) {
 		ask_tell(peer, handle); /* finds out */
+	} else if (session->has_tables && !is_wrong(peer)) {
+		sim_client_ask_tables(peer, session);
 	} else if (chance(peer, world->config.fork_per_mille)) {
 		ask_fork(peer, session);
 	} else if (chance(peer, world->config.prefix_per_mille)) {

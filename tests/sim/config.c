@@ -133,6 +133,7 @@ static void draw_behaviour(struct sim_config *config, struct sim_rng *rng)
 	config->long_per_mille = sim_chance(rng, 500) ? 300 : 900;
 	config->hash_bits = sim_chance(rng, 500) ? 8 : 64;
 	config->fork_per_mille = sim_chance(rng, 500) ? 30 : 200;
+	config->tables_per_mille = sim_chance(rng, 500) ? 50 : 400;
 	config->session_delete_per_mille = sim_chance(rng, 300) ? 50 : 0;
 	config->tokens_per_item_max = sim_between(rng, 4, 40);
 	config->items_max = sim_between(rng, 1, 5);

@@ -232,6 +232,8 @@ static void spoil(const struct kv_batch *batch, const struct kv_update_op *op)
 		const int64_t *slots = op->slots + (uint64_t)layer->group_idx * op->n_tokens;
 
 		for (uint32_t t = 0; t < op->n_tokens; t++) {
+			if (slots[t] < 0)
+				continue;
 			memset(pages->layers[l].k + (uint64_t)slots[t] * k_bytes, 0xE7, k_bytes);
 			memset(pages->layers[l].v + (uint64_t)slots[t] * v_bytes, 0xE7, v_bytes);
 			if (!op->exact_slots || op->exact_slots[t] < 0)

@@ -37,6 +37,7 @@ void sim_model_finish(struct sim_model *model)
 			session->sequences = sequence->next;
 			sim_sequence_free(sequence);
 		}
+		free(session->slots);
 		free(session);
 	}
 	while (model->published) {
@@ -171,6 +172,10 @@ struct sim_expected sim_model_open(const struct sim_model *model, const struct k
 		expected.status = KV_EXISTS;
 	else if (params->reserve_blocks > spec->n_blocks[0])
 		expected.status = KV_LIMIT; /* all groups have as many */
+	else if (params->has_tables && params->reserve_blocks == 0)
+		expected.status = KV_BAD_ARG;
+	else if (params->has_tables && sim_model_n_objects(params->pool->domain) >= model->sequences_max)
+		expected.status = KV_LIMIT;
 	else if (model->n_open >= model->sessions_max)
 		expected.status = KV_LIMIT; /* closed sessions of the simulation are small: gone at once */
 	for (uint32_t g = 0; g < spec->n_groups && expected.status == KV_OK; g++) {
@@ -209,6 +214,8 @@ void sim_model_opened(struct sim_model *model, const struct kv_open_params *para
 	session->next = model->sessions;
 	model->sessions = session;
 	model->n_open++;
+	if (params->has_tables)
+		sim_model_open_tables(session, params->reserve_blocks);
 }
 
 void sim_model_attached(struct sim_model *model, const char *name, uint32_t name_bytes, uint64_t tenant,
@@ -402,7 +409,7 @@ void sim_model_told(
 	struct sim_session *session = open_session(model, handle);
 	struct sim_control *control =
 		sim_model_add_control(model, session->owner_id, KVP_OP_TELL, KV_OK, handle);
-	struct sim_sequence *sequence = next_sequence(session, from);
+	struct sim_sequence *sequence = next_sequence(session, from > 0 ? from : 1);
 
 	SIM_CHECK(session->n_pending == 0, "TELL with %u items pending", session->n_pending);
 	control->rows = calloc(n_max + 1, sizeof(*control->rows));
@@ -412,7 +419,7 @@ void sim_model_told(
 		sequence = next_sequence(session, sequence->id + 1);
 	}
 	control->next_sequence = sequence ? sequence->id : 0;
-	control->n_total = session->n_sequences;
+	control->n_total = session->n_sequences - session->has_tables;
 }
 
 void sim_model_compare(const struct sim_model *model, struct kv_domain *domain)

@@ -49,6 +49,9 @@ struct sim_session {
 	uint64_t owner_changed_ns, life_ns; /* life: the last thing its owner did that is seen here */
 	uint64_t n_rows_in, n_rows_out, n_queries;
 	struct sim_sequence *sequences;
+	bool has_tables;
+	uint32_t *slots, n_slots; /* [n_layers, n_slots]: which row; UINT32_MAX: nobody knows */
+	uint64_t tables_seq;      /* planned_seq of the request that came to its end last */
 };
 
 /* One line of a TELL. */
@@ -129,6 +132,8 @@ struct sim_control *sim_model_add_control(
 struct sim_sequence *sim_model_add_sequence(struct sim_session *session, uint64_t id);
 /* It was never created. */
 void sim_model_forget(struct sim_session *session, struct sim_sequence *sequence);
+/* Sequences of all pools, those that are being taken apart included. */
+uint32_t sim_model_n_objects(struct kv_domain *domain);
 /* May the session have one sequence more? */
 enum kv_status sim_model_check_new(
 	const struct sim_model *model, const struct sim_session *session, const struct kv_pool *pool);
@@ -200,6 +205,15 @@ void sim_model_put_exact(const struct kv_pool_spec *spec, struct sim_layer *laye
 void sim_model_cut_exact(const struct kv_pool_spec *spec, struct sim_layer *layer, uint32_t length);
 /* The first of the layer's tokens behind which all are exact, of those before `end`. */
 uint32_t sim_model_exact_lo(const struct kv_pool_spec *spec, const struct sim_layer *layer, uint32_t end);
+
+/* ---- model_tables.c ---- */
+void sim_model_open_tables(struct sim_session *session, uint32_t n_blocks);
+/* Which row is in the slot now; UINT32_MAX: nobody knows. */
+uint32_t sim_model_slot(const struct sim_session *session, uint32_t layer, uint32_t slot);
+/* What kv_item_plan_tables() must say; it said OK; the backend is done. */
+struct kv_result sim_model_plan_tables(const struct sim_session *session, const struct sim_request *request);
+void sim_model_tables_planned(struct sim_session *session, struct sim_item *item, uint64_t now_ns);
+void sim_model_tables_completed(struct sim_session *session, struct sim_request *request);
 
 /* ---- model_window.c ---- */
 /* Can tokens [first, end) of the layer be read, as planned lengths have it? */

@@ -308,9 +308,11 @@ void sim_model_finished(struct sim_model *model, struct sim_request *request, st
 	} else {
 		SIM_CHECK(was_status != KV_OK || item->n_completed == 1,
 			"request %llu is OK without having been worked on", (unsigned long long)request->id);
-		if (was_status == KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
+		const bool is_append = sim_request_is_rows(request) && item->n_tokens > 0;
+
+		if (was_status == KV_OK && is_append)
 			commit(sequence, request, item, session->pool->spec);
-		else if (was_status != KV_OK && item->n_tokens > 0 && request->opcode != KVP_OP_READ)
+		else if (was_status != KV_OK && is_append)
 			fall_back(session->pool->spec, sequence);
 		if (was_status == KV_OK && !sequence->is_orphan)
 			count(session, request, item);

@@ -31,21 +31,32 @@ void sim_model_forget(struct sim_session *session, struct sim_sequence *sequence
 	sim_sequence_free(sequence);
 }
 
+static uint32_t n_zombies_of(struct kv_domain *domain)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++)
+		n += kv_domain_pool_at(domain, i)->n_zombies;
+	return n;
+}
+
+uint32_t sim_model_n_objects(struct kv_domain *domain)
+{
+	uint32_t n = n_zombies_of(domain);
+
+	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++)
+		n += kv_domain_pool_at(domain, i)->n_sequences;
+	return n;
+}
+
 enum kv_status sim_model_check_new(
 	const struct sim_model *model, const struct sim_session *session, const struct kv_pool *pool)
 {
-	struct kv_domain *domain = pool->domain;
-	uint32_t n_objects = 0, n_zombies = 0;
-
 	if (session->n_sequences >= session->sequences_max)
 		return KV_LIMIT;
-	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++) {
-		n_objects += kv_domain_pool_at(domain, i)->n_sequences;
-		n_zombies += kv_domain_pool_at(domain, i)->n_zombies;
-	}
-	if (n_objects + n_zombies < model->sequences_max)
+	if (sim_model_n_objects(pool->domain) < model->sequences_max)
 		return KV_OK;
-	return n_zombies > 0 ? KV_BUSY_RETRY : KV_LIMIT;
+	return n_zombies_of(pool->domain) > 0 ? KV_BUSY_RETRY : KV_LIMIT;
 }
 
 struct sim_expected sim_model_fork(const struct sim_model *model, const struct sim_session *session,

@@ -8,6 +8,7 @@
 #include "tests/sim/record.h"
 #include "core/capture.h"
 #include "core/domain_internal.h"
+#include "core/plan.h"
 #include "server/checkpoint.h"
 #include "tests/sim/model.h"
 #include "tests/sim/peer.h"
@@ -65,13 +66,43 @@ static void begin_plan(struct sim_world *world, struct sim_request *request, con
 	SIM_CHECK(session->owner_id == slot->conn->id, "request %llu is planned for another connection",
 		(unsigned long long)request->id);
 	/* A READ may still carry rows away. */
-	SIM_CHECK(
-		world->drain_ns == 0 || request->sent_ns <= world->drain_ns || !sim_request_is_rows(request),
+	SIM_CHECK(world->drain_ns == 0 || request->sent_ns <= world->drain_ns ||
+			!(sim_request_is_rows(request) || sim_request_is_tables(request)),
 		"request %llu was sent after draining began, and is planned",
 		(unsigned long long)request->id);
 	request->planned_seq = ++world->model.seq;
 	request->planned_ns = world->server->now_ns;
 	sim_peer_planned(request);
+}
+
+WRAPPED(void, kv_item_plan_tables, struct kv_session *session, struct kv_item *item,
+	const struct kv_frame_rows *frame, uint64_t now_ns)
+{
+	struct sim_world *world = sim_world_now;
+	uint32_t item_idx;
+
+	if (!sim_is_watched(session->pool->domain)) {
+		__real_kv_item_plan_tables(session, item, frame, now_ns);
+		return;
+	}
+	const struct srv_request *slot = slot_of(world, item, &item_idx);
+	struct sim_request *request = request_of(world, slot, item_idx);
+	struct sim_item *ours = &request->items[item_idx];
+
+	begin_plan(world, request, slot);
+	struct sim_session *known = sim_model_session(&world->model, session->handle);
+	const struct kv_result expected = sim_model_plan_tables(known, request);
+
+	SIM_CHECK(ours->n_planned++ == 0, "request %llu is planned twice", (unsigned long long)request->id);
+	__real_kv_item_plan_tables(session, item, frame, now_ns);
+	SIM_CHECK(item->status == expected.status && item->layer == expected.layer &&
+			item->row == expected.row && item->length == 0,
+		"request %llu: planning says %s, row %u; expected %s, %u", (unsigned long long)request->id,
+		kv_status_name(item->status), item->row, kv_status_name(expected.status), expected.row);
+	if (item->status == KV_OK)
+		sim_model_tables_planned(known, ours, now_ns);
+	else
+		ours->outcome = *item;
 }
 
 WRAPPED(void, kv_item_plan, struct kv_session *session, struct kv_item *item, uint32_t layer_first,
@@ -449,10 +480,13 @@ static void item_completed(const struct kv_batch *batch, const struct srv_entry 
 	item->n_completed++;
 	item->is_refused = is_refused;
 	item->result = batch->results[entry->result_idx];
-	if (batch->status != KV_OK) {
+	if (batch->status != KV_OK)
 		item->result.status = (uint16_t)batch->status;
+	if (sim_request_is_tables(request))
+		sim_model_tables_completed(
+			sim_model_session(&sim_world_now->model, request->session), request);
+	if (batch->status != KV_OK)
 		return;
-	}
 	if (item->bad_row != KV_ROW_NONE)
 		natural = (struct kv_result){ KV_BAD_VALUE, (uint16_t)item->bad_layer, item->bad_row };
 	SIM_CHECK(is_refused ||

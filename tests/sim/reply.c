@@ -75,6 +75,13 @@ static bool is_explained(struct sim_peer *peer, struct sim_request *request, con
 	if (status != KV_OK && needs_session && request->planned_seq == 0 &&
 		sim_reply_session_error(peer, request, status))
 		return true;
+	const struct sim_session *session = sim_model_session(&peer->world->model, request->session);
+
+	/* A session has either sequences or client tables. */
+	if (status == KV_BAD_STATE && session && session->has_tables != sim_request_is_tables(request)) {
+		CHECK(request->planned_seq == 0, "BAD_STATE although it was planned");
+		return true;
+	}
 	if (status == KV_DRAINING) {
 		CHECK(peer->world->server->is_draining, "DRAINING while nobody drains");
 		CHECK(request->planned_seq == 0, "DRAINING although it was planned");
@@ -409,7 +416,8 @@ void sim_reply_check(struct sim_peer *peer, struct sim_request *request, const s
 	}
 	if (request->opcode == KVP_OP_HELLO)
 		check_hello(peer, request, header, body);
-	else if (sim_request_is_rows(request) || request->opcode == KVP_OP_READ)
+	else if (sim_request_is_rows(request) || sim_request_is_tables(request) ||
+		request->opcode == KVP_OP_READ)
 		sim_reply_check_rows(peer, request, header, body);
 	else
 		check_control(peer, request, header, body);

@@ -38,6 +38,11 @@ bool sim_request_is_rows(const struct sim_request *request)
 		request->opcode == KVP_OP_APPEND_DECODE;
 }
 
+bool sim_request_is_tables(const struct sim_request *request)
+{
+	return request->opcode == KVP_OP_UPDATE_SLOTS || request->opcode == KVP_OP_DECODE_TABLE;
+}
+
 static bool has_items(const struct sim_request *request)
 {
 	return sim_request_is_rows(request) || request->opcode == KVP_OP_TRUNCATE ||
@@ -97,6 +102,7 @@ enum kv_status sim_flaw_status(enum sim_flaw flaw)
 struct layout {
 	uint32_t op_bytes, n_items;
 	uint64_t payload_start, payload_bytes, k_off, v_off, q_off;
+	uint64_t slots_off, table_off, seen_off; /* behind them */
 };
 
 static uint64_t align64(uint64_t n)
@@ -133,6 +139,15 @@ static void layout_rows(const struct sim_request *request, struct layout *layout
 			n_q * spec->q_heads * spec->k_head_dim * kv_dtype_bytes(request->q_dtype);
 	}
 	layout->payload_bytes = end;
+}
+
+/* n more bytes behind what is there. */
+static uint64_t add_segment(struct layout *layout, uint64_t n)
+{
+	const uint64_t off = align64(layout->payload_bytes);
+
+	layout->payload_bytes = off + n;
+	return off;
 }
 
 static struct layout layout_of(const struct sim_request *request)
@@ -179,6 +194,17 @@ static struct layout layout_of(const struct sim_request *request)
 		layout.op_bytes = KVP_BYTES(rows_req);
 		layout_rows(request, &layout);
 		break;
+	case KVP_OP_UPDATE_SLOTS:
+		layout.op_bytes = KVP_BYTES(slots_req);
+		layout_rows(request, &layout);
+		layout.slots_off = add_segment(&layout, 8 * (uint64_t)request->items[0].n_tokens);
+		break;
+	case KVP_OP_DECODE_TABLE:
+		layout.op_bytes = KVP_BYTES(table_req);
+		layout_rows(request, &layout);
+		layout.table_off = add_segment(&layout, 4 * (uint64_t)request->n_listed * SIM_STRIDE);
+		layout.seen_off = add_segment(&layout, 4 * (uint64_t)request->n_listed);
+		break;
 	default:
 		break;
 	}
@@ -195,6 +221,13 @@ uint64_t sim_request_bytes(const struct sim_request *request)
 }
 
 /* ---- op structs ---- */
+
+static uint64_t fingerprint_of(const struct sim_request *request)
+{
+	return request->k_dtype == KV_DTYPE_PACKED || request->v_dtype == KV_DTYPE_PACKED
+		? request->spec->fingerprint
+		: 0;
+}
 
 static void put_rows_op(const struct sim_request *request, const struct layout *layout, uint8_t *out)
 {
@@ -213,10 +246,9 @@ static void put_rows_op(const struct sim_request *request, const struct layout *
 		.q_off = layout->q_off,
 		.scale = request->scale,
 		.window = request->window,
+		.fingerprint = fingerprint_of(request),
 	};
 
-	if (request->k_dtype == KV_DTYPE_PACKED || request->v_dtype == KV_DTYPE_PACKED)
-		rows.fingerprint = request->spec->fingerprint;
 	if (request->flaw == SIM_FLAW_N_LAYERS)
 		rows.n_layers = 0;
 	else if (request->flaw == SIM_FLAW_LAYER_RANGE)
@@ -236,6 +268,35 @@ static void put_rows_op(const struct sim_request *request, const struct layout *
 	else if (request->flaw == SIM_FLAW_OFFSET)
 		rows.q_off = 32;
 	kvp_rows_req_encode(&rows, out);
+}
+
+static void put_tables_op(const struct sim_request *request, const struct layout *layout, uint8_t *out)
+{
+	if (request->opcode == KVP_OP_UPDATE_SLOTS)
+		kvp_slots_req_encode(&(struct kvp_slots_req){ .layer_first = request->layer_first,
+					     .n_layers = request->n_layers,
+					     .n_tokens = request->items[0].n_tokens,
+					     .k_dtype = (uint8_t)request->k_dtype,
+					     .v_dtype = (uint8_t)request->v_dtype,
+					     .k_off = layout->k_off,
+					     .v_off = layout->v_off,
+					     .slots_off = layout->slots_off,
+					     .fingerprint = fingerprint_of(request) },
+			out);
+	else
+		kvp_table_req_encode(&(struct kvp_table_req){ .layer = request->layer_first,
+					     .n_sequences = request->n_listed,
+					     .table_stride = SIM_STRIDE,
+					     .n_q_total = request->items[0].q_len,
+					     .q_dtype = (uint8_t)request->q_dtype,
+					     .out_dtype = (uint8_t)request->out_dtype,
+					     .flags = request->rows_flags,
+					     .table_off = layout->table_off,
+					     .seen_off = layout->seen_off,
+					     .q_off = layout->q_off,
+					     .scale = request->scale,
+					     .window = request->window },
+			out);
 }
 
 static void put_op(const struct sim_request *request, const struct layout *layout, uint8_t *out)
@@ -276,6 +337,10 @@ static void put_op(const struct sim_request *request, const struct layout *layou
 					    .v_dtype = (uint8_t)request->v_dtype,
 					    .flags = request->read_flags },
 			out);
+		break;
+	case KVP_OP_UPDATE_SLOTS:
+	case KVP_OP_DECODE_TABLE:
+		put_tables_op(request, layout, out);
 		break;
 	default:
 		if (sim_request_is_rows(request))
@@ -396,6 +461,19 @@ static void put_payload(const struct sim_request *request, const struct layout *
 		memcpy(out, request->pool_name, strlen(request->pool_name));
 		memcpy(out + strlen(request->pool_name), request->session_name,
 			strlen(request->session_name));
+		break;
+	case KVP_OP_UPDATE_SLOTS:
+		put_side(request, false, out + layout->k_off);
+		put_side(request, true, out + layout->v_off);
+		for (uint32_t t = 0; t < request->items[0].n_tokens; t++)
+			kvp_put_u64(out + layout->slots_off + 8 * (size_t)t, (uint64_t)request->slots[t]);
+		break;
+	case KVP_OP_DECODE_TABLE:
+		put_queries(request, out + layout->q_off);
+		for (uint32_t i = 0; i < request->n_listed * SIM_STRIDE; i++)
+			kvp_put_u32(out + layout->table_off + 4 * (size_t)i, request->table[i]);
+		for (uint32_t s = 0; s < request->n_listed; s++)
+			kvp_put_u32(out + layout->seen_off + 4 * (size_t)s, request->seen[s]);
 		break;
 	default:
 		if (layout->k_off != KVP_ABSENT && sim_request_is_rows(request)) {

@@ -15,6 +15,9 @@
 #define SIM_ITEMS_MAX  12u
 #define SIM_TOKENS_MAX 192u
 #define SIM_Q_LEN_MAX  16u
+#define SIM_SLOTS_MAX  40u
+#define SIM_LISTED_MAX 4u /* tables of a DECODE_TABLE */
+#define SIM_STRIDE     3u /* their entries */
 
 /* Deliberate faults of a frame. Those before SIM_FLAW_KEEPS close the connection. */
 enum sim_flaw {
@@ -89,6 +92,9 @@ struct sim_request {
 	uint32_t window;
 	uint32_t n_items;
 	struct sim_item items[SIM_ITEMS_MAX];
+	/* UPDATE_SLOTS and DECODE_TABLE, which have one item here */
+	int64_t slots[SIM_SLOTS_MAX];
+	uint32_t n_listed, table[SIM_LISTED_MAX * SIM_STRIDE], seen[SIM_LISTED_MAX];
 	/* the others */
 	uint64_t echo_bytes, echo_payload_bytes;
 	bool has_echo;
@@ -119,7 +125,8 @@ struct sim_bytes {
 uint8_t *sim_bytes_add(struct sim_bytes *bytes, uint64_t n);
 void sim_bytes_finish(struct sim_bytes *bytes);
 
-bool sim_request_is_rows(const struct sim_request *request); /* APPEND, DECODE, APPEND_DECODE */
+bool sim_request_is_rows(const struct sim_request *request);   /* APPEND, DECODE, APPEND_DECODE */
+bool sim_request_is_tables(const struct sim_request *request); /* UPDATE_SLOTS, DECODE_TABLE */
 /* The frame, flaw included. */
 void sim_request_encode(const struct sim_request *request, uint64_t frame_bytes_max, struct sim_bytes *out);
 /* Bytes of the frame of a request without a flaw. */

@@ -39,7 +39,7 @@ struct sim_config {
 	/* behaviour of the peers, per thousand of their actions */
 	uint32_t flaw_per_mille, stall_per_mille, reset_per_mille, wrong_per_mille, control_per_mille;
 	uint32_t attach_per_mille, close_per_mille, nan_per_mille, cancel_per_mille, deadline_per_mille;
-	uint32_t fork_per_mille, prefix_per_mille, evictable_per_mille;
+	uint32_t fork_per_mille, prefix_per_mille, evictable_per_mille, tables_per_mille;
 	uint32_t hash_bits;                /* of prefixes */
 	uint32_t long_per_mille;           /* appends of up to tokens_per_item_max, else of up to 4 */
 	uint32_t pool_per_mille;           /* pools made and deleted by control requests */
