@@ -6,9 +6,8 @@
  */
 #include <cuda_fp16.h>
 
-#include "gpu/device_asm.cuh"
+#include "gpu/decode_common.cuh"
 #include "gpu/device_rows.cuh"
-#include "gpu/launch.cuh"
 #include "gpu/variants.h"
 
 #define THREADS 128u
@@ -16,22 +15,6 @@
 #define LOG2_E  1.4426950408889634f
 #define LN_2    0.6931471805599453f
 #define PAD     4u /* floats behind an expanded row: 16-byte reads of 8 rows fall on different banks */
-
-/* The row that work `idx` belongs to: the last one that begins at or before it. */
-static __device__ uint32_t find_row(const struct kvg_decode_row *rows, uint32_t n_rows, uint32_t idx)
-{
-	uint32_t low = 0, high = n_rows;
-
-	while (high - low > 1) {
-		const uint32_t middle = (low + high) / 2;
-
-		if (rows[middle].work_first <= idx)
-			low = middle;
-		else
-			high = middle;
-	}
-	return low;
-}
 
 /* 16 rows as they are stored: contiguous, and a multiple of 16 bytes at a multiple of 16. Arrives
  * asynchronously. */
@@ -263,7 +246,7 @@ static __device__ __forceinline__ struct piece find_piece(const struct kvg_decod
 	const uint32_t group = tables->q_heads / tables->kv_heads;
 	struct piece out;
 
-	out.row = &params.rows[find_row(params.rows, params.n_rows, blockIdx.x)];
+	out.row = &params.rows[tiles::find_row(params.rows, params.n_rows, blockIdx.x)];
 	out.op = &params.ops[out.row->op_idx];
 	out.layer = &tables->layers[out.op->layer];
 
