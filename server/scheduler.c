@@ -144,10 +144,26 @@ static bool seal_request(struct srv_server *server, struct srv_flight *flight, s
 	return true;
 }
 
+/* A small number for the tenant; the last one is shared by all that there is none left for. */
+static uint32_t tenant_number(uint64_t tenants[KV_PLAN_TENANTS_MAX], uint32_t *n_tenants, uint64_t tenant)
+{
+	uint32_t i = 0;
+
+	while (i < *n_tenants && tenants[i] != tenant)
+		i++;
+	if (i < *n_tenants)
+		return i;
+	if (*n_tenants == KV_PLAN_TENANTS_MAX)
+		return KV_PLAN_TENANTS_MAX - 1;
+	tenants[(*n_tenants)++] = tenant;
+	return i;
+}
+
 static uint32_t collect(struct srv_lane *lane, struct srv_request *waiting[],
 	struct kv_candidate candidates[], uint32_t n_max)
 {
-	uint32_t n = 0;
+	uint64_t tenants[KV_PLAN_TENANTS_MAX];
+	uint32_t n = 0, n_tenants = 0;
 
 	kv_list_for_each (node, &lane->queue) {
 		struct srv_request *request = kv_container_of(node, struct srv_request, link);
@@ -158,6 +174,9 @@ static uint32_t collect(struct srv_lane *lane, struct srv_request *waiting[],
 		candidates[n] = (struct kv_candidate){
 			/* A closed session has nothing queued, so the handle's slot names it. */
 			.session_idx = (uint32_t)(request->header.session & 0xFFFF),
+			.tenant_idx = tenant_number(
+				tenants, &n_tenants, request->session ? request->session->tenant : 0),
+			.n_bytes = request->charged_bytes,
 			.is_decode = request->header.opcode == KVP_OP_DECODE ||
 				request->header.opcode == KVP_OP_APPEND_DECODE,
 			.is_ready = true,
@@ -193,11 +212,12 @@ static void seal(struct srv_server *server, struct srv_lane *lane)
 	struct kv_candidate candidates[SEAL_CANDIDATES_MAX];
 	uint32_t order[SEAL_CANDIDATES_MAX];
 	uint8_t scratch[SEAL_CANDIDATES_MAX];
+	uint32_t links[SEAL_CANDIDATES_MAX];
 
 	if (!has_something_to_seal(server, lane) || lane->n_flights == SRV_PLANS_PER_LANE)
 		return;
 	const uint32_t n = collect(lane, waiting, candidates, SEAL_CANDIDATES_MAX);
-	const uint32_t n_order = kv_plan_pick(candidates, n, order, scratch);
+	const uint32_t n_order = kv_plan_pick(candidates, n, order, scratch, links);
 	struct srv_flight *flight = flight_at(lane, lane->n_flights);
 
 	kv_plan_begin(&flight->plan, lane->pool, flight->plan.area, flight->plan.area_bytes);

@@ -9,6 +9,7 @@ static void assert_pick(const char *candidates, const char *expected)
 	struct kv_candidate list[16];
 	uint32_t order[16], n = 0, n_picked;
 	uint8_t scratch[16];
+	uint32_t links[16];
 	char picked[40] = "";
 
 	for (const char *c = candidates; *c; c += c[2] ? 3 : 2) {
@@ -18,7 +19,7 @@ static void assert_pick(const char *candidates, const char *expected)
 			.is_ready = c[0] == 'd' || c[0] == 'a',
 		};
 	}
-	n_picked = kv_plan_pick(list, n, order, scratch);
+	n_picked = kv_plan_pick(list, n, order, scratch, links);
 	for (uint32_t i = 0; i < n_picked; i++)
 		snprintf(picked + 2 * i, 3, "%x ", order[i]);
 	ck_assert_msg(
@@ -60,15 +61,18 @@ START_TEST(test_plan_pick_keeps_the_order_of_sessions)
 		uint32_t order[N], position[N], n = (uint32_t)(kv_test_random(&seed) % N);
 		const uint32_t n_sessions = 1 + (uint32_t)(kv_test_random(&seed) % 20);
 		uint8_t scratch[N];
+		uint32_t links[N];
 
 		for (uint32_t i = 0; i < n; i++) {
 			list[i].session_idx = 1000 * (uint32_t)(kv_test_random(&seed) % n_sessions);
+			list[i].tenant_idx = list[i].session_idx / 1000 % 3;
+			list[i].n_bytes = 1 + kv_test_random(&seed) % 100;
 			list[i].is_decode = kv_test_random(&seed) % 2;
 			list[i].is_ready = kv_test_random(&seed) % 8 != 0;
 			position[i] = UINT32_MAX;
 		}
 
-		const uint32_t n_picked = kv_plan_pick(list, n, order, scratch);
+		const uint32_t n_picked = kv_plan_pick(list, n, order, scratch, links);
 
 		for (uint32_t k = 0; k < n_picked; k++) {
 			ck_assert_uint_lt(order[k], n);
@@ -91,6 +95,51 @@ START_TEST(test_plan_pick_keeps_the_order_of_sessions)
 }
 END_TEST
 
+/*
+ * While two tenants both have something waiting, neither is given more than one request's bytes more than the
+ * other, however much one of them has sent.
+ */
+START_TEST(test_plan_pick_shares_between_tenants)
+{
+	enum { N = 120 };
+	uint64_t seed = 0x5EED0006;
+
+	printf("test_plan_pick: seed %llx\n", (unsigned long long)seed);
+	for (uint32_t round = 0; round < 500; round++) {
+		struct kv_candidate list[N];
+		uint32_t order[N], links[N], n_left[3] = { 0 };
+		uint64_t given[3] = { 0 };
+		uint8_t scratch[N];
+		const bool is_decode = round % 2;
+
+		for (uint32_t i = 0; i < N; i++) {
+			/* The first one floods. */
+			const uint32_t dice = (uint32_t)(kv_test_random(&seed) % 10);
+
+			list[i] = (struct kv_candidate){
+				.session_idx = i,
+				.tenant_idx = dice < 8 ? 0 : dice - 7,
+				.n_bytes = 1 + kv_test_random(&seed) % 1000,
+				.is_decode = is_decode,
+				.is_ready = true,
+			};
+			n_left[list[i].tenant_idx]++;
+		}
+		ck_assert_uint_eq(kv_plan_pick(list, N, order, scratch, links), N);
+		for (uint32_t k = 0; k < N; k++) {
+			given[list[order[k]].tenant_idx] += list[order[k]].n_bytes;
+			n_left[list[order[k]].tenant_idx]--;
+			for (uint32_t a = 0; a < 3; a++) {
+				for (uint32_t b = 0; b < 3; b++) {
+					if (n_left[a] > 0 && n_left[b] > 0)
+						ck_assert_uint_le(given[a], given[b] + 1000);
+				}
+			}
+		}
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("plan_pick");
@@ -99,6 +148,7 @@ int main(void)
 	tcase_add_test(tcase, test_plan_pick_takes_decodes_first);
 	tcase_add_test(tcase, test_plan_pick_skips_what_is_not_ready);
 	tcase_add_test(tcase, test_plan_pick_keeps_the_order_of_sessions);
+	tcase_add_test(tcase, test_plan_pick_shares_between_tenants);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
 }
