@@ -261,7 +261,8 @@ class Report:
                     "A tqkvd of this tree: rows appended as float32, query i decoded as one that saw i + 1 tokens; "
                     "then the first tokens once more, one APPEND_DECODE per token and layer. Output: largest relative "
                     "difference of a layer's attention output from the batched pass over the same rows. Bytes: READ "
-                    "gives the bytes that libtqkv makes. The perplexities differ as those of the section before.", ""]
+                    "gives the bytes that libtqkv makes. `window`: `tq5`/`tq3` with `exact_tokens` 64, one by one only, held "
+                    "to the same newest rows as bf16. The perplexities differ as those of the section before.", ""]
         yield from table(("rows", "tokens", "one by one", "output", "same bytes", "perplexity", "batched"), [
             (f"`{name}`", told["n"], told["steps"], f"{told['output_error']:.1e}", told["same_bytes"],
              f"{math.exp(told['loss']):.3f}", f"{math.exp(told['batched_loss']):.3f}")

@@ -5,7 +5,7 @@ import tqkv
 from daemon import Daemon
 
 from model import Past, attention
-from settings import PRESETS
+from settings import PRESETS, format_of
 
 # One attention output, float32 here against float64 there.
 BOUND = 1e-4
@@ -16,7 +16,10 @@ class Rows:
 
     def __init__(self, session, setting):
         self.session, self.setting, self.error, self.is_same = session, setting, 0.0, True
-        self.past = Past(session.geometry.n_layers)
+        self.past, self.exact = Past(session.geometry.n_layers), Past(session.geometry.n_layers)
+
+    def _packed(self, layer, side, rows):
+        return self.setting.format(layer, side).pack(rows)
 
     def _through(self, layer, k, v):
         return [self.setting.rows(layer, side, rows).transpose(1, 0, 2) for side, rows in zip("kv", (k, v))]
@@ -32,13 +35,26 @@ class Rows:
             futures = [pipeline.decode(1, layer, q[i], seen=i + 1) for i in range(len(q))]
             there = np.stack([future.result() for future in futures])
         for stored, rows, side in zip(self.session.read(1, layer, dtype="packed"), (k, v), "kv"):
-            self.is_same = self.is_same and np.array_equal(stored, self.setting.format(layer, side).pack(rows))
+            self.is_same = self.is_same and np.array_equal(stored, self._packed(layer, side, rows))
         return self._compare(there, here)
 
     def step(self, layer, q, k, v):
         """One token, as a frontend sends it."""
-        here = attention(q, *self.past.extend(layer, *self._through(layer, k, v)))
-        return self._compare(self.session.append_decode(2, layer, k[0], v[0], q[0])[None], here)
+        seen = self.past.extend(layer, *self._through(layer, k, v))
+        exact = self.exact.extend(layer, *(rows.transpose(1, 0, 2) for rows in (k, v)))
+        recent = min(self.setting.recent, exact[0].shape[1])
+        if recent:
+            bf16 = format_of("bf16", self.setting.head_dim)
+            seen = [np.concatenate((far[:, :-recent], bf16.through(near[:, -recent:])), axis=1)
+                    for far, near in zip(seen, exact)]
+        return self._compare(self.session.append_decode(2, layer, k[0], v[0], q[0])[None], attention(q, *seen))
+
+    def read_back(self):
+        """The bytes of what was sent one by one."""
+        for layer, rows in enumerate(self.exact.rows):
+            for stored, side, sent in zip(self.session.read(2, layer, dtype="packed"), "kv", rows):
+                packed = self._packed(layer, side, sent.transpose(1, 0, 2))
+                self.is_same = self.is_same and np.array_equal(stored, packed)
 
 
 def spot_check(model, ids, n_tokens, n_steps, settings):
@@ -57,7 +73,8 @@ def spot_check(model, ids, n_tokens, n_steps, settings):
                 blocks = (n_tokens + n_steps) // 16 + 2
                 control.create_pool(name=name, layers=model.n_layers, blocks=blocks, **geometry, **members)
                 with client.open(name) as session:
-                    told[name] = _check(model, ids, n_tokens, n_steps, session, setting)
+                    check = _check_window if setting.recent else _check
+                    told[name] = check(model, ids, n_tokens, n_steps, session, setting)
                 control.delete_pool(name)
     return told
 
@@ -69,5 +86,18 @@ def _check(model, ids, n_tokens, n_steps, session, setting):
     batched = float(model.measure(ids[:n_tokens], setting)[0].mean())
     for token in ids[:n_steps]:
         model.hidden([token], setting, rows.past, attend=rows.step)
+    rows.read_back()
     return {"n": n_tokens, "steps": n_steps, "loss": loss, "batched_loss": batched, "output_error": rows.error,
             "same_bytes": rows.is_same}
+
+
+def _check_window(model, ids, _, n_steps, session, setting):
+    """One by one only, and longer than the window: a decode of fewer tokens than are stored has another one."""
+    n = n_steps + setting.recent
+    rows, outs = Rows(session, setting), []
+    for token in ids[:n]:
+        outs.append(model.hidden([token], setting, rows.past, attend=rows.step))
+    rows.read_back()
+    loss = float(model.predictions(np.concatenate(outs), ids[:n])[0].mean())
+    return {"n": n, "steps": n, "loss": loss, "batched_loss": float(model.measure(ids[:n], setting)[0].mean()),
+            "output_error": rows.error, "same_bytes": rows.is_same}
