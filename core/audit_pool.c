@@ -102,6 +102,8 @@ static const char *check_windows(const struct kv_sequence *sequence, uint32_t g)
 		if (spec->layers[l].group_idx == g && sequence->committed[l] < least)
 			least = sequence->committed[l];
 	}
+	if (sequence->residence == KV_SPILLED || sequence->residence == KV_BROKEN)
+		return NULL; /* it has no tables, or they are being cut */
 	if (n_gone < kv_pool_spec_gone(spec, g, least))
 		return "less is gone than its windows leave behind";
 	if (n_gone > 0 && (n_gone <= spec->group_sink_blocks[g] || n_gone >= table->n_blocks))
@@ -157,7 +159,8 @@ static enum kv_status check_live(struct audit *audit, const struct kv_sequence *
 			return fail_sequence(audit, sequence, "planned and committed differ without an item");
 	}
 	const bool may_rest = sequence->is_evictable && sequence->n_items == 0 && sequence->n_pins == 0 &&
-		kv_sequence_n_blocks(sequence) > 0 && !sequence->is_evicted;
+		kv_sequence_n_blocks(sequence) > 0 && !sequence->is_evicted &&
+		sequence->residence == KV_RESIDENT;
 
 	if (kv_list_is_linked(&sequence->in_resting) != may_rest)
 		return fail_sequence(audit, sequence,

@@ -29,6 +29,7 @@
 #include "core/error.h"
 #include "core/list.h"
 #include "core/pool_spec.h"
+#include "core/tier.h"
 
 #define KV_SESSION_NAME_BYTES_MAX 128u
 #define KV_POOLS_MAX              64u
@@ -78,6 +79,7 @@ struct kv_pool {
 	uint32_t evict_high_blocks[KV_GROUPS_MAX], evict_low_blocks[KV_GROUPS_MAX]; /* in use */
 	bool is_evicting[KV_GROUPS_MAX];
 	uint64_t n_evicted_sequences;                /* since start */
+	uint32_t n_spilled;                          /* sequences whose rows are in an image */
 	uint32_t n_sessions, n_sequences, n_zombies; /* open sessions; their sequences; all other sequences */
 	uint64_t n_tokens_committed;                 /* sum over sequences of the least layer length */
 	/* Private to plan_tables.c: blocks of the session with the handle mapped[g], by its client's numbers.
@@ -121,6 +123,15 @@ struct kv_session {
 	uint64_t seal_mark; /* scheduler's scratch */
 };
 
+/* Where the rows of a sequence are; sequence_tier.c has the edges. */
+enum kv_residence {
+	KV_RESIDENT, /* in its blocks */
+	KV_SPILLING, /* in its blocks, on their way out: it can be read, not written */
+	KV_SPILLED,  /* in its image */
+	KV_FETCHING, /* on their way back */
+	KV_BROKEN,   /* nowhere: what came back was wrong, or did not come */
+};
+
 struct kv_sequence {
 	uint64_t id;
 	struct kv_pool *pool;
@@ -131,8 +142,13 @@ struct kv_sequence {
 	bool is_evicted; /* its rows are gone; CREATE makes it a new one */
 	bool is_unborn;  /* made by an append, and none of it has succeeded yet */
 	bool is_zombie;
-	bool is_tables;  /* the blocks of a session with client tables; its id is 0, and nothing lists it */
-	uint32_t n_pins; /* while there are any it is not evicted */
+	uint32_t n_pins;   /* while there are any it is not evicted */
+	bool is_tables;    /* the blocks of a session with client tables; its id is 0, and nothing lists it */
+	uint8_t residence; /* enum kv_residence */
+	bool is_held;      /* something moves it between tiers, and counts in n_items */
+	struct kv_tier_image image;
+	struct kv_list_node in_moves; /* the mover's */
+	uint64_t spill_ns;            /* used_ns when spilling began */
 	uint64_t created_ns, used_ns;
 	uint32_t *planned;   /* [n_layers] */
 	uint32_t *committed; /* [n_layers] */
@@ -351,6 +367,29 @@ KV_MUST_CHECK enum kv_status kv_sequence_fork(struct kv_session *session, uint64
  */
 uint32_t kv_sequence_list(
 	struct kv_session *session, uint64_t from, struct kv_sequence *out[], uint32_t n_max, uint64_t *next);
+
+/* ---- tiers (sequence_tier.c); the mover works on what it holds until it calls *_end() ---- */
+/* Table entries that hold committed rows; which of them have a block; how many rows each layer has there. */
+uint32_t kv_sequence_n_entries(const struct kv_sequence *sequence, uint32_t group_idx);
+bool kv_sequence_has_entry(const struct kv_sequence *sequence, uint32_t group_idx, uint32_t entry_idx);
+void kv_sequence_entry_rows(
+	const struct kv_sequence *sequence, uint32_t group_idx, uint32_t entry_idx, uint8_t n_rows[]);
+/* Resident, idle, with blocks, nothing of it waits to be cut. */
+bool kv_sequence_may_spill(const struct kv_sequence *sequence);
+/* Takes the image over. */
+void kv_sequence_spill_begin(struct kv_sequence *sequence, const struct kv_tier_image *image);
+/* False: its session is closed, or it was used meanwhile: it stays where it is. */
+bool kv_sequence_spill_is_wanted(const struct kv_sequence *sequence);
+/* Careful: the sequence may be gone below. */
+void kv_sequence_spill_end(struct kv_sequence *sequence, bool is_stored);
+/* Takes blocks for all its rows at once. POOL_FULL, BUSY_RETRY (its old blocks are still being given back).
+ */
+KV_MUST_CHECK enum kv_status kv_sequence_fetch_begin(struct kv_sequence *sequence);
+/* Careful: the sequence may be gone below. */
+void kv_sequence_fetch_end(struct kv_sequence *sequence, bool is_whole);
+
+/* For the audit: pages of the images of all sequences of the pool, per tier. */
+void kv_sequence_count_pages(const struct kv_pool *pool, const struct kv_tier tiers[2], uint64_t n_pages[2]);
 
 /* The one with the smallest id >= from, or NULL. */
 struct kv_sequence *kv_sequence_next(struct kv_session *session, uint64_t from);

@@ -171,6 +171,11 @@ void kv_sequence_see_exact(
 /* The layer's planned length was lowered by n_tokens. */
 void kv_sequence_cut_exact(struct kv_sequence *sequence, uint32_t layer, uint32_t n_tokens);
 
+/* sequence_tier.c */
+void kv_sequence_forget_image(struct kv_sequence *sequence);
+/* May rows be read, or written? OK, BUSY_RETRY, CORRUPT. */
+KV_MUST_CHECK enum kv_status kv_sequence_check_residence(const struct kv_sequence *sequence, bool is_write);
+
 /* sequence_tree.c: a treap per session, so that listing in order of ids costs what it lists. */
 void kv_sequence_tree_insert(struct kv_sequence **root, struct kv_sequence *sequence);
 void kv_sequence_tree_remove(struct kv_sequence **root, struct kv_sequence *sequence);

@@ -29,7 +29,8 @@ void kv_sequence_rest(struct kv_sequence *sequence)
 {
 	kv_sequence_wake(sequence);
 	if (!sequence->is_evictable || sequence->n_items > 0 || sequence->n_pins > 0 ||
-		!kv_sequence_is_live(sequence) || kv_sequence_n_blocks(sequence) == 0)
+		!kv_sequence_is_live(sequence) || sequence->residence != KV_RESIDENT ||
+		kv_sequence_n_blocks(sequence) == 0)
 		return;
 	kv_list_push_back(&sequence->pool->resting, &sequence->in_resting);
 	kv_sequence_count_resting(sequence, true);

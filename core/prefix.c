@@ -194,9 +194,14 @@ static enum kv_status check_publish(
 {
 	if (!sequence)
 		return KV_NOT_FOUND;
-	KV_ASSERT(sequence->n_items == 0);
 	if (sequence->is_evicted)
 		return KV_EVICTED;
+
+	const enum kv_status status = kv_sequence_check_residence(sequence, true);
+
+	if (status != KV_OK)
+		return status;
+	KV_ASSERT(sequence->n_items == 0);
 
 	const uint32_t length = kv_least_length(sequence->committed, 0, sequence->pool->spec->n_layers);
 

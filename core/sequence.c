@@ -290,6 +290,10 @@ static enum kv_status check_item(struct kv_session *session, struct kv_item *ite
 
 	if (item->sequence_id == 0)
 		return KV_BAD_ARG;
+	if (sequence)
+		status = kv_sequence_check_residence(sequence, is_append(item));
+	if (sequence && status != KV_OK)
+		return status;
 	switch ((enum kv_item_kind)item->kind) {
 	case KV_ITEM_APPEND:
 	case KV_ITEM_APPEND_DECODE:
@@ -541,12 +545,14 @@ enum kv_status kv_sequence_truncate(struct kv_session *session, uint64_t sequenc
 
 	if (!sequence)
 		return KV_NOT_FOUND;
+	enum kv_status status = kv_sequence_check_residence(sequence, true);
+
+	if (status != KV_OK)
+		return status;
 	KV_ASSERT(sequence->n_items == 0);
 	if (sequence->is_evicted)
 		return KV_EVICTED;
-
-	const enum kv_status status = kv_sequence_check_cut(sequence, length);
-
+	status = kv_sequence_check_cut(sequence, length);
 	if (status != KV_OK)
 		return status;
 	kv_sequence_wake(sequence);
@@ -562,7 +568,7 @@ enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id
 
 	if (!sequence)
 		return KV_NOT_FOUND;
-	KV_ASSERT(sequence->n_items == 0);
+	KV_ASSERT(sequence->n_items == sequence->is_held);
 	kv_sequence_shorten(sequence, 0);
 	forget(sequence);
 	return KV_OK;

@@ -36,7 +36,8 @@ static bool open_gaps(struct kv_sequence *sequence, uint32_t n_max, uint32_t *n_
 	for (uint32_t g = 0; g < spec->n_groups; g++) {
 		struct kv_block_table *table = &sequence->tables[g];
 
-		if (sequence->n_gone[g] == 0)
+		if (sequence->n_gone[g] == 0 || sequence->residence == KV_SPILLED ||
+			sequence->residence == KV_BROKEN)
 			continue;
 		*n_freed += kv_block_table_open_gap(table, &pool->tables, &pool->blocks[g],
 			spec->group_sink_blocks[g], sequence->n_gone[g], n_max - *n_freed);

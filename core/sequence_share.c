@@ -179,11 +179,15 @@ enum kv_status kv_sequence_fork(struct kv_session *session, uint64_t child_id, u
 		return KV_BAD_ARG;
 	if (!parent)
 		return KV_NOT_FOUND;
+	enum kv_status status = kv_sequence_check_residence(parent, true);
+
+	if (status != KV_OK)
+		return status;
 	KV_ASSERT(parent->n_items == 0);
 	if (length == KV_LENGTH_PLANNED)
 		length = kv_least_length(parent->planned, 0, pool->spec->n_layers);
 
-	const enum kv_status status = check_fork(session, child_id, parent, length, expected);
+	status = check_fork(session, child_id, parent, length, expected);
 
 	if (status != KV_OK)
 		return status;

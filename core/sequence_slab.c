@@ -142,6 +142,7 @@ void kv_sequence_recycle(struct kv_sequence *sequence)
 	KV_ASSERT(sequence->is_zombie);
 	KV_ASSERT(sequence->n_items == 0);
 	kv_list_remove(&sequence->in_session);
+	kv_sequence_forget_image(sequence);
 	slab->free_ids[slab->n_freed++] = sequence->slab_idx;
 	slab->n_used--;
 	pool->n_zombies--;
@@ -172,6 +173,8 @@ void kv_sequence_blocks_needed(const struct kv_sequence *sequence, uint32_t n_bl
 	const struct kv_pool_spec *spec = sequence->pool->spec;
 
 	memset(n_blocks, 0, KV_TABLES_MAX * sizeof(n_blocks[0]));
+	if (sequence->residence == KV_SPILLED || sequence->residence == KV_BROKEN)
+		return;
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		const uint32_t n_needed = kv_div_up_u32(sequence->planned[l], spec->block_size);
 		uint32_t *n = &n_blocks[spec->layers[l].group_idx];

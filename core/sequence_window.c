@@ -31,6 +31,8 @@ uint32_t kv_sequence_n_held(const struct kv_sequence *sequence, uint32_t layer)
 	const struct kv_pool_spec *spec = sequence->pool->spec;
 	const uint32_t g = spec->layers[layer].group_idx, n_gone = sequence->n_gone[g];
 
+	if (sequence->residence != KV_RESIDENT && sequence->residence != KV_SPILLING)
+		return 0;
 	return sequence->committed[layer] -
 		(n_gone > 0 ? (n_gone - spec->group_sink_blocks[g]) * spec->block_size : 0);
 }

@@ -292,6 +292,8 @@ enum kv_status kvp_check_request(const struct kvp_header *header, const uint8_t 
 	case KVP_OP_FORK:
 	case KVP_OP_PIN:
 	case KVP_OP_UNPIN:
+	case KVP_OP_SPILL:
+	case KVP_OP_PREFETCH:
 		return kvp_check_sequence_items(header, body, request, fault);
 	default:
 		return kvp_fault_set(

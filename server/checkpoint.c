@@ -177,6 +177,9 @@ static void go_on_saving(struct srv_checkpoint *checkpoint, enum srv_checkpoint_
 	if (stop == CKPT_STOP_LANE)
 		return; /* resumed when the lane seals its next batch */
 	checkpoint->mover.lane = NULL;
+	checkpoint->is_waiting = stop == CKPT_STOP_FETCH;
+	if (checkpoint->is_waiting)
+		return; /* resumed when the sequence is back */
 	srv_save_finish_chunk(checkpoint);
 	checkpoint->written_bytes = 0;
 	post_write(checkpoint);
@@ -199,6 +202,7 @@ static void go_on_loading(struct srv_checkpoint *checkpoint, enum srv_checkpoint
 		return;
 	case CKPT_STOP_MOVES: /* goes on in the next turn */
 	case CKPT_STOP_LANE:
+	case CKPT_STOP_FETCH:
 		return;
 	}
 }
@@ -376,6 +380,9 @@ void srv_checkpoint_turn(struct srv_checkpoint *checkpoint)
 {
 	switch ((enum srv_checkpoint_state)checkpoint->sm.state) {
 	case CKPT_FILL:
+		if (checkpoint->is_waiting && !srv_save_is_ready(checkpoint))
+			return;
+		checkpoint->is_waiting = false;
 		if (!checkpoint->mover.lane)
 			go_on_saving(checkpoint, srv_save_fill(checkpoint, NULL));
 		return;
@@ -396,7 +403,8 @@ bool srv_checkpoint_has_work(const struct srv_checkpoint *checkpoint)
 {
 	const uint32_t state = checkpoint->sm.state;
 
-	return ((state == CKPT_FILL || state == CKPT_PARSE) && !checkpoint->mover.lane) ||
+	return ((state == CKPT_FILL || state == CKPT_PARSE) && !checkpoint->mover.lane &&
+		       !checkpoint->is_waiting) ||
 		state == CKPT_RELEASE;
 }
 

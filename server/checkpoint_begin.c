@@ -73,6 +73,7 @@ static enum kv_status prepare(
 	checkpoint->n_records = 0;
 	checkpoint->is_save = is_save;
 	checkpoint->is_complete = checkpoint->is_file_made = checkpoint->is_open = false;
+	checkpoint->is_waiting = false;
 	checkpoint->status = KV_OK;
 	checkpoint->err.msg[0] = '\0';
 	checkpoint->started_ns = server->now_ns;

@@ -34,6 +34,7 @@ enum srv_checkpoint_state {
 /* What fill and parse stopped for. */
 enum srv_checkpoint_stop {
 	CKPT_STOP_LANE,  /* goes on in a batch of checkpoint->mover.lane */
+	CKPT_STOP_FETCH, /* saving: the next sequence is on its way back from a tier */
 	CKPT_STOP_CHUNK, /* the chunk is full (saving), or has no whole record any more (loading) */
 	CKPT_STOP_MOVES, /* enough for this batch or turn; what is in it has to come back first */
 	CKPT_STOP_END,   /* everything is in the chunk (saving), or staged (loading) */
@@ -76,6 +77,7 @@ struct srv_checkpoint {
 	enum srv_checkpoint_phase phase;
 	uint32_t pool_idx, session_slot, group_idx, entry_idx;
 	uint64_t session_only, session, sequence_from, started_ns;
+	bool is_waiting;                 /* for that */
 	uint8_t file_pool[KV_POOLS_MAX]; /* number in the file, by pool_idx */
 	/* loading */
 	struct kv_stage *stage;
@@ -104,6 +106,8 @@ void srv_checkpoint_on_moved(struct srv_mover *mover, enum kv_status status, con
 KV_MUST_CHECK enum kv_status srv_save_begin(struct srv_checkpoint *checkpoint, struct kv_error *err);
 /* plan NULL: only what needs no batch. */
 enum srv_checkpoint_stop srv_save_fill(struct srv_checkpoint *checkpoint, struct kv_plan *plan);
+/* After CKPT_STOP_FETCH: may it go on? */
+bool srv_save_is_ready(struct srv_checkpoint *checkpoint);
 /* The rows are there: checksums and headers of everything in the chunk. */
 void srv_save_finish_chunk(struct srv_checkpoint *checkpoint);
 

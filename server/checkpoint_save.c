@@ -5,6 +5,7 @@
 
 #include "proto/crc32c.h"
 #include "server/checkpoint_internal.h"
+#include "server/spill.h"
 
 enum kv_status srv_save_begin(struct srv_checkpoint *checkpoint, struct kv_error *err)
 {
@@ -161,38 +162,72 @@ static bool put_session(struct srv_checkpoint *checkpoint)
 	return true;
 }
 
-/*
- * The session may have been closed meanwhile: it stays with the sequences that were taken in. Of an evicted
- * one there is nothing to save.
- */
+/* The next one that was there when the snapshot began. The session may have been closed meanwhile: it stays
+ * with the sequences that were taken in. */
 static struct kv_sequence *next_sequence(struct srv_checkpoint *checkpoint)
 {
 	struct kv_session *session = NULL;
-	struct kv_sequence *sequence;
-	bool is_taken;
 
 	if (kv_session_find(checkpoint->server->domain, checkpoint->session, &session) != KV_OK)
 		return NULL;
-	do {
-		sequence = kv_sequence_next(session, checkpoint->sequence_from);
-		if (!sequence)
+	for (;;) {
+		struct kv_sequence *sequence = kv_sequence_next(session, checkpoint->sequence_from);
+
+		/* Of an evicted one there is nothing to save. */
+		if (!sequence || (sequence->created_ns <= checkpoint->started_ns && !sequence->is_evicted))
+			return sequence;
+		if (sequence->id == UINT64_MAX)
 			return NULL;
 		checkpoint->sequence_from = sequence->id + 1;
-		is_taken = sequence->created_ns <= checkpoint->started_ns && !sequence->is_evicted;
-	} while (!is_taken && sequence->id < UINT64_MAX);
-	return is_taken ? sequence : NULL;
+	}
 }
 
-static void take_sequence(struct srv_checkpoint *checkpoint)
+static void pass(struct srv_checkpoint *checkpoint, const struct kv_sequence *sequence)
+{
+	/* Behind the last one, nothing is found any more. */
+	checkpoint->sequence_from = sequence->id + 1;
+	if (sequence->id == UINT64_MAX)
+		checkpoint->session = 0;
+}
+
+/* Its rows are in blocks; or it comes back first; or it cannot be saved and is passed over. */
+static enum kv_status bring_back(struct srv_checkpoint *checkpoint, struct kv_sequence *sequence)
+{
+	if (sequence->residence == KV_RESIDENT || sequence->residence == KV_SPILLING)
+		return KV_OK;
+	const enum kv_status status = srv_spill_in(checkpoint->server->spill, sequence);
+
+	if (status == KV_OK || status == KV_BUSY_RETRY)
+		return KV_BUSY_RETRY;
+	checkpoint->view.n_sequences_skipped++;
+	pass(checkpoint, sequence);
+	return status;
+}
+
+bool srv_save_is_ready(struct srv_checkpoint *checkpoint)
+{
+	struct kv_sequence *sequence = next_sequence(checkpoint);
+
+	return !sequence || bring_back(checkpoint, sequence) != KV_BUSY_RETRY;
+}
+
+/* False: it has to wait. */
+static bool take_sequence(struct srv_checkpoint *checkpoint)
 {
 	struct kv_sequence *sequence = next_sequence(checkpoint);
 
 	if (!sequence) {
 		checkpoint->phase = checkpoint->session_only != 0 ? SAVE_END : SAVE_SESSION;
-		return;
+		return true;
 	}
+	const enum kv_status status = bring_back(checkpoint, sequence);
+
+	if (status != KV_OK)
+		return status != KV_BUSY_RETRY;
+	pass(checkpoint, sequence);
 	kv_capture_take(checkpoint->capture, sequence, checkpoint->server->now_ns);
 	checkpoint->phase = SAVE_BLOCKS;
+	return true;
 }
 
 /* False: no more in this chunk or batch; *has_more says whether a block is left. */
@@ -340,7 +375,8 @@ enum srv_checkpoint_stop srv_save_fill(struct srv_checkpoint *checkpoint, struct
 		case SAVE_SEQUENCE:
 			if (needs_lane(checkpoint, plan))
 				return CKPT_STOP_LANE;
-			take_sequence(checkpoint);
+			if (!take_sequence(checkpoint))
+				return CKPT_STOP_FETCH;
 			break;
 		case SAVE_BLOCKS:
 			if (needs_lane(checkpoint, plan))

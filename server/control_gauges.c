@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "server/internal.h"
+#include "server/spill.h"
 
 void srv_control_info(struct srv_server *server, struct srv_info *info)
 {
@@ -76,6 +77,7 @@ void srv_server_gauges(struct srv_server *server, struct srv_gauges *out)
 		? (server->now_ns - server->probe.passed_ns) / KV_NS_PER_MS
 		: UINT64_MAX;
 	out->batch_oldest_ms = srv_scheduler_oldest_ns(server) / KV_NS_PER_MS;
+	srv_spill_gauges(server->spill, out);
 	out->is_ready = srv_probe_is_ready(server, reason, sizeof(reason));
 	out->resident_bytes = resident_bytes();
 	out->config_generation = server->settings_generation;

@@ -46,7 +46,7 @@
 #define SRV_FEATURES                                                                      \
 	((uint64_t)(KVP_FEATURE_WINDOW | KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | \
 		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK | KVP_FEATURE_EXACT_READ |        \
-		KVP_FEATURE_CLIENT_TABLES | KVP_FEATURE_PREFIX))
+		KVP_FEATURE_CLIENT_TABLES | KVP_FEATURE_PREFIX | KVP_FEATURE_TIERS))
 #define SRV_Q_LEN_MAX 16u
 
 /* ---- request slots ---- */
@@ -250,6 +250,7 @@ struct srv_server {
 	struct srv_lane lanes[KV_POOLS_MAX];           /* by kv_pool.pool_idx */
 	struct srv_probe probe;
 	struct srv_checkpoint *checkpoint;
+	struct srv_spill *spill;
 	struct srv_mover *movers[SRV_MOVERS]; /* NULL: unused */
 	struct kvp_request scratch;           /* the frame being checked */
 	uint8_t goaway_frame[KVP_HEADER_BYTES];

@@ -42,6 +42,12 @@ void srv_histogram_add(struct srv_histogram *histogram, uint64_t value_us);
 	X(slot_waits, "frames that waited for a request slot")                           \
 	X(logins_failed, "HELLOs whose token is not known")                              \
 	X(logins_limited, "HELLOs refused after too many failed logins of their peer")   \
+	X(spills, "sequences that went to a tier")                                       \
+	X(spills_rejected_full, "spills refused because no tier had room")               \
+	X(spills_rejected_used, "spills given up because the sequence was used or went") \
+	X(spills_rejected_io, "spills given up because a tier or the backend failed")    \
+	X(fetches, "sequences that came back from a tier")                               \
+	X(fetches_failed, "sequences whose rows were lost in a tier, or not wanted")     \
 	X(control_requests, "control requests answered by the loop")                     \
 	X(self_tests_failed, "known-answer decodes that were wrong or did not come back")
 
@@ -71,6 +77,8 @@ struct srv_gauges {
 	uint32_t n_queued, n_batches_in_flight;
 	uint32_t n_reply_buffers, n_reply_buffers_used;
 	uint64_t arena_bytes, arena_used_bytes, slots_bytes, tables_bytes, resident_bytes;
+	uint64_t host_tier_bytes, host_tier_used_bytes, file_tier_bytes, file_tier_used_bytes;
+	uint32_t n_spilled;
 	uint64_t self_test_age_ms, batch_oldest_ms;
 	uint64_t config_generation, n_reloads, n_reload_failures;
 	uint8_t is_ready, is_draining;

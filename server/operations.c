@@ -9,6 +9,7 @@
 
 #include "core/format.h"
 #include "core/rotation.h"
+#include "server/spill.h"
 
 /* ---- pools and sessions ---- */
 
@@ -349,7 +350,7 @@ void srv_op_tell(struct srv_conn *conn, struct kv_session *session)
 	for (uint32_t i = 0; i < n; i++, item_at += KVP_ITEM_BYTES) {
 		struct kvp_tell_item item = {
 			.sequence = found[i]->id,
-			.state = found[i]->is_evicted ? KVP_STATE_EVICTED : KVP_STATE_RESIDENT,
+			.state = srv_spill_told(found[i]),
 			.flags = found[i]->is_evictable ? KVP_ITEM_EVICTABLE : 0,
 		};
 
@@ -379,6 +380,9 @@ static enum kv_status do_item(struct srv_conn *conn, struct kv_session *session,
 			session, fork->sequence, fork->parent, fork->position, server->now_ns, length);
 	}
 	*sequence_id = item->sequence;
+	if (conn->header.opcode == KVP_OP_SPILL || conn->header.opcode == KVP_OP_PREFETCH)
+		return srv_spill_item(
+			server->spill, session, item->sequence, conn->header.opcode == KVP_OP_SPILL);
 	if (conn->header.opcode == KVP_OP_FREE)
 		return kv_sequence_free(session, item->sequence);
 	if (conn->header.opcode == KVP_OP_PIN)

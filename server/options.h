@@ -69,6 +69,12 @@
 	N(self_test_interval_ms, 10000, 100, 3600000, "period of the known-answer decode behind /readyz")   \
 	S(snapshot_dir, "off", "directory for snapshots of sessions, 'off': none can be made")              \
 	S(restore, "off", "snapshot to restore before listening; the start fails when that fails")          \
+	B(host_tier_bytes, 0, 0, 17592186044416, "host memory for spilled sequences, 0 = none")             \
+	S(file_tier_dir, "off", "directory of the file for spilled sequences, 'off': none")                 \
+	B(file_tier_bytes, 1073741824, 65536, 17592186044416, "how large that file may become")             \
+	N(spill_idle_ms, 0, 0, 4294967295,                                                                  \
+		"sequences that idle so long are spilled while a pool is full, 0 = only when asked for")    \
+	N(spill_above_percent, 90, 0, 100, "a pool of which so much is used counts as full for that")       \
 	F(snapshot_on_drain,                                                                                \
 		"write the snapshot 'drain' when draining; the next start restores and removes it")         \
 	N(socket_mode, 432, 0, 511, "mode of Unix sockets, as a number (432 = octal 0660)")                 \

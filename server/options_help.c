@@ -40,6 +40,9 @@ static const struct {
 		{ IDX(lease_ms), IDX(alloc_timeout_ms), IDX(hello_timeout_ms), IDX(io_timeout_ms),
 			IDX(send_timeout_ms), IDX(min_rate_bytes_per_s), IDX(drain_timeout_ms),
 			IDX(self_test_interval_ms) } },
+	{ "Tiers", 5,
+		{ IDX(host_tier_bytes), IDX(file_tier_dir), IDX(file_tier_bytes), IDX(spill_idle_ms),
+			IDX(spill_above_percent) } },
 	{ "Snapshots", 3, { IDX(snapshot_dir), IDX(restore), IDX(snapshot_on_drain) } },
 	{ "Messages", 1, { IDX(log_level) } },
 };

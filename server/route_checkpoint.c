@@ -27,6 +27,7 @@ void srv_view_checkpoint(const struct srv_control *control, struct srv_text *tex
 	srv_text_u64(text, "n_blocks", view->n_blocks);
 	srv_text_u64(text, "n_bytes", view->n_bytes);
 	srv_text_u64(text, "n_skipped_sessions", view->n_skipped);
+	srv_text_u64(text, "n_skipped_sequences", view->n_sequences_skipped);
 	srv_text_u64(text, "elapsed_us", view->elapsed_us);
 	srv_text_close(text, '}');
 }

@@ -189,6 +189,13 @@ static void add_gauges(const struct scrape *scrape)
 	single(text, "arena_used_bytes", "gauge", "part of the arena that pools have",
 		gauges->arena_used_bytes);
 	single(text, "slots_bytes", "gauge", "memory of the request slots", gauges->slots_bytes);
+	family(text, "tier_bytes", "gauge", "pages outside of the pools, by tier");
+	sample(text, "tier_bytes", "tier", "host", gauges->host_tier_bytes);
+	sample(text, "tier_bytes", "tier", "file", gauges->file_tier_bytes);
+	family(text, "tier_used_bytes", "gauge", "such pages in use, by tier");
+	sample(text, "tier_used_bytes", "tier", "host", gauges->host_tier_used_bytes);
+	sample(text, "tier_used_bytes", "tier", "file", gauges->file_tier_used_bytes);
+	single(text, "spilled_sequences", "gauge", "sequences whose rows are in a tier", gauges->n_spilled);
 	single(text, "tables_bytes", "gauge", "memory of the block tables", gauges->tables_bytes);
 	single(text, "resident_bytes", "gauge", "resident memory of the process", gauges->resident_bytes);
 }

@@ -61,6 +61,17 @@ static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row 
 	srv_text_close(text, '}');
 }
 
+static void add_tiers(struct srv_text *text, const struct srv_gauges *gauges)
+{
+	srv_text_open(text, "tiers", '{');
+	srv_text_u64(text, "n_spilled_sequences", gauges->n_spilled);
+	srv_text_u64(text, "host_total_bytes", gauges->host_tier_bytes);
+	srv_text_u64(text, "host_used_bytes", gauges->host_tier_used_bytes);
+	srv_text_u64(text, "file_total_bytes", gauges->file_tier_bytes);
+	srv_text_u64(text, "file_used_bytes", gauges->file_tier_used_bytes);
+	srv_text_close(text, '}');
+}
+
 void srv_view_occupancy(const struct srv_control *control, struct srv_text *text)
 {
 	struct kv_block_counts blocks = { 0 };
@@ -99,5 +110,6 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 	srv_text_u64(text, "used_bytes", control->gauges.arena_used_bytes);
 	srv_text_u64(text, "free_bytes", control->gauges.arena_bytes - control->gauges.arena_used_bytes);
 	srv_text_close(text, '}');
+	add_tiers(text, &control->gauges);
 	srv_text_close(text, '}');
 }

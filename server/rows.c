@@ -13,6 +13,7 @@
 
 #include "core/format.h"
 #include "proto/crc32c.h"
+#include "server/spill.h"
 
 /* ---- starting ---- */
 
@@ -255,6 +256,8 @@ static void plan_items(struct srv_server *server, struct srv_request *request)
 		else
 			kv_item_plan(request->session, item, request->frame.layer_first,
 				request->frame.n_layers, server->now_ns);
+		if (item->status == KV_BUSY_RETRY)
+			srv_spill_touch(server->spill, request->session, item->sequence_id);
 		if (item->status != KV_OK)
 			request->n_items_done++;
 	}

@@ -15,6 +15,7 @@
 #include "core/audit.h"
 #include "core/memory.h"
 #include "server/checkpoint.h"
+#include "server/spill.h"
 
 static const char watch_backend, watch_mailbox; /* their addresses tell the watched descriptors apart */
 
@@ -101,6 +102,8 @@ static enum kv_status build(struct srv_server *server, struct kv_error *err)
 		return status;
 	if ((status = make_pools(server, err)) != KV_OK)
 		return status;
+	if ((status = srv_spill_create(server, &server->spill, err)) != KV_OK)
+		return status;
 	if ((status = srv_checkpoint_create(server, &server->checkpoint, err)) != KV_OK)
 		return status;
 	return watch_all(server, err);
@@ -156,6 +159,7 @@ void srv_server_destroy(struct srv_server *server)
 			kv_domain_pool_remove(pool);
 		}
 	}
+	srv_spill_destroy(server->spill);
 	srv_probe_finish(server);
 	srv_slots_finish(server);
 	srv_conns_finish(server);
@@ -306,11 +310,13 @@ void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
 	server->n_work = kv_domain_release(server->domain, SRV_RELEASE_PER_TURN);
 	srv_conns_retry_waiting(server);
 	srv_checkpoint_turn(server->checkpoint);
+	srv_spill_turn(server->spill);
 	srv_scheduler_seal(server);
 	srv_scheduler_reap(server); /* small batches are finished inside submit() */
 	if (server->is_lost) {
 		srv_scheduler_lose(server);
 		srv_checkpoint_lose(server->checkpoint);
+		srv_spill_lose(server->spill);
 	}
 	server->turns++;
 	if (server->seams.pulse)
@@ -340,7 +346,8 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 	int64_t wait_ns = 1000 * (int64_t)KV_NS_PER_MS;
 
 	if (srv_scheduler_has_work(server) || kv_domain_has_zombies(server->domain) ||
-		is_waiting_work(server) || srv_checkpoint_has_work(server->checkpoint))
+		is_waiting_work(server) || srv_checkpoint_has_work(server->checkpoint) ||
+		srv_spill_has_work(server->spill))
 		return 0;
 	if (server->seams.mailbox && !srv_mailbox_is_empty(server->seams.mailbox))
 		return 0;
@@ -359,6 +366,8 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 
 	if (expiry_ns != UINT64_MAX)
 		wait_ns = until(now_ns, expiry_ns, wait_ns);
+	if (srv_spill_next_ns(server->spill) != UINT64_MAX && !server->is_lost)
+		wait_ns = until(now_ns, srv_spill_next_ns(server->spill), wait_ns);
 	/* Its end is an event, and a lost device gets none: neither must make us spin. */
 	if (!server->probe.is_running && !server->is_lost)
 		wait_ns = until(now_ns, server->probe.next_ns, wait_ns);
@@ -510,6 +519,8 @@ enum kv_status srv_server_audit(struct srv_server *server, struct kv_error *err)
 	}
 	enum kv_status status = kv_audit_domain(server->domain, plans, n_plans, err);
 
+	if (status == KV_OK)
+		status = srv_spill_audit(server->spill, err);
 	if (status == KV_OK)
 		status = audit_slots(server, err);
 	if (status == KV_OK)

@@ -392,7 +392,7 @@ static void init_items(struct tqkv_bulk *bulk)
 		*item = (struct tqkv_bulk_item){
 			.token_at = token_at,
 			.q_at = q_at,
-			.position = bulk->call.op == TQKV_OP_FREE ? 0 : asked->position,
+			.position = tqkv_op_has_position(bulk->call.op) ? asked->position : 0,
 			.n_tokens = is_append ? asked->n_tokens : 0,
 			.q_len = is_decode ? asked->q_len : 0,
 			.flags = is_append || is_decode ? asked->flags : 0,
@@ -507,9 +507,9 @@ static enum tqkv_status run_rows(struct tqkv_session *session, enum tqkv_op op, 
 	return status == TQKV_OK ? run(&call, timeout_ms, result, err) : status;
 }
 
-static enum tqkv_status run_items(struct tqkv_session *session, enum tqkv_op op,
-	const struct tqkv_item *items, const uint64_t *parents, uint32_t count, uint32_t timeout_ms,
-	struct tqkv_rows_result *result, struct tqkv_error *err)
+enum tqkv_status tqkv_run_items(struct tqkv_session *session, enum tqkv_op op, const struct tqkv_item *items,
+	const uint64_t *parents, uint32_t count, uint32_t timeout_ms, struct tqkv_rows_result *result,
+	struct tqkv_error *err)
 {
 	struct tqkv_rows_call call;
 	struct tqkv_rows rows;
@@ -535,51 +535,4 @@ enum tqkv_status tqkv_append_decode(struct tqkv_session *session, const struct t
 	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
 {
 	return run_rows(session, TQKV_OP_APPEND_DECODE, rows, timeout_ms, result, err);
-}
-
-enum tqkv_status tqkv_truncate(struct tqkv_session *session, const struct tqkv_item *items, uint32_t n,
-	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
-{
-	return run_items(session, TQKV_OP_TRUNCATE, items, NULL, n, timeout_ms, result, err);
-}
-
-enum tqkv_status tqkv_free_sequences(struct tqkv_session *session, const struct tqkv_item *items, uint32_t n,
-	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
-{
-	return run_items(session, TQKV_OP_FREE, items, NULL, n, timeout_ms, result, err);
-}
-
-enum tqkv_status tqkv_free_sequence(
-	struct tqkv_session *session, uint64_t sequence, uint32_t timeout_ms, struct tqkv_error *err)
-{
-	const struct tqkv_item item = { .sequence = sequence };
-	struct tqkv_item_result got = { 0 };
-	struct tqkv_rows_result result = { .items = &got };
-	const enum tqkv_status status = tqkv_free_sequences(session, &item, 1, timeout_ms, &result, err);
-
-	if (status == TQKV_OK && got.status != TQKV_OK)
-		return tqkv_fail(err, got.status, "sequence %llu: %s", (unsigned long long)sequence,
-			tqkv_status_text(got.status));
-	return status;
-}
-
-enum tqkv_status tqkv_fork(struct tqkv_session *session, const struct tqkv_item *items,
-	const uint64_t *parents, uint32_t n, uint32_t timeout_ms, struct tqkv_rows_result *result,
-	struct tqkv_error *err)
-{
-	if (!parents)
-		return tqkv_fail(err, TQKV_BAD_ARG, "there are no parents");
-	return run_items(session, TQKV_OP_FORK, items, parents, n, timeout_ms, result, err);
-}
-
-enum tqkv_status tqkv_pin(struct tqkv_session *session, const struct tqkv_item *items, uint32_t n,
-	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
-{
-	return run_items(session, TQKV_OP_PIN, items, NULL, n, timeout_ms, result, err);
-}
-
-enum tqkv_status tqkv_unpin(struct tqkv_session *session, const struct tqkv_item *items, uint32_t n,
-	uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err)
-{
-	return run_items(session, TQKV_OP_UNPIN, items, NULL, n, timeout_ms, result, err);
 }

@@ -49,6 +49,10 @@ struct tqkv_bulk {
 	struct tqkv_flight flights[TQKV_WINDOW_FRAMES];
 };
 
+/* bulk.c: TRUNCATE, FREE, FORK (with parents), SPILL, PREFETCH. */
+enum tqkv_status tqkv_run_items(struct tqkv_session *session, enum tqkv_op op, const struct tqkv_item *items,
+	const uint64_t *parents, uint32_t count, uint32_t timeout_ms, struct tqkv_rows_result *result,
+	struct tqkv_error *err);
 /* bulk_plan.c: the next frame of this round, and marks its pieces as sent. False: nothing is left to send. */
 bool tqkv_bulk_plan(struct tqkv_bulk *bulk, struct tqkv_frame *frame);
 /* bulk_plan.c: how many layers a frame may have so that a token fits; 0: not even one layer. */

@@ -53,7 +53,7 @@ static enum tqkv_status submit_call(
 
 		frame.pieces[item_idx] = (struct tqkv_piece){
 			.item_idx = item_idx,
-			.position = call->op == TQKV_OP_FREE ? 0 : item->position,
+			.position = tqkv_op_has_position(call->op) ? item->position : 0,
 			.n_tokens = has_rows ? item->n_tokens : 0,
 			.q_len = has_rows ? item->q_len : 0,
 			.flags = has_rows ? item->flags : 0,
@@ -111,8 +111,9 @@ enum tqkv_status tqkv_submit_items(struct tqkv_session *session, enum tqkv_op op
 	struct tqkv_rows rows;
 	enum tqkv_status status;
 
-	if (op != TQKV_OP_TRUNCATE && op != TQKV_OP_FREE)
-		return tqkv_fail(err, TQKV_BAD_ARG, "operation %d is not TRUNCATE or FREE", op);
+	if (op != TQKV_OP_TRUNCATE && op != TQKV_OP_FREE && op != TQKV_OP_SPILL && op != TQKV_OP_PREFETCH)
+		return tqkv_fail(
+			err, TQKV_BAD_ARG, "operation %d is not TRUNCATE, FREE, SPILL or PREFETCH", op);
 	status = tqkv_items_check(session, op, items, NULL, n_items, &rows, &call, err);
 	return status == TQKV_OK ? submit_call(&call, timeout_ms, request_id, err) : status;
 }

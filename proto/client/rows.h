@@ -62,4 +62,10 @@ TQKV_MUST_CHECK enum tqkv_status tqkv_frame_begin(const struct tqkv_rows_call *c
 	const struct tqkv_frame *frame, bool is_pipelined, int64_t deadline_ns, struct tqkv_request **out,
 	struct tqkv_error *err);
 
+/* Whether the items of the operation say a position. */
+static inline bool tqkv_op_has_position(int op)
+{
+	return op != TQKV_OP_FREE && op != TQKV_OP_SPILL && op != TQKV_OP_PREFETCH;
+}
+
 #endif

@@ -428,6 +428,16 @@ TQKV_API enum tqkv_status tqkv_free_sequence(
 	struct tqkv_session *session, uint64_t sequence, uint32_t timeout_ms, struct tqkv_error *err);
 
 /*
+ * Lets sequences leave the pool for a slower tier, or brings them back before they are needed; of each item
+ * only the sequence counts. Returns when the moves have begun. Whoever needs a sequence that is out waits for
+ * it as for a busy server.
+ */
+TQKV_API enum tqkv_status tqkv_spill(struct tqkv_session *session, const struct tqkv_item *items,
+	uint32_t n_items, uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err);
+TQKV_API enum tqkv_status tqkv_prefetch(struct tqkv_session *session, const struct tqkv_item *items,
+	uint32_t n_items, uint32_t timeout_ms, struct tqkv_rows_result *result, struct tqkv_error *err);
+
+/*
  * Of each item only sequence (the child, a new id) and position (its length) count; parents[n_items] are the
  * sequences that they come from. A child has the first `position` tokens of its parent on every layer, and
  * shares their memory until one of the two writes there.
@@ -543,6 +553,8 @@ enum tqkv_op {
 	TQKV_OP_FORK = 38,
 	TQKV_OP_PIN = 50,
 	TQKV_OP_UNPIN = 51,
+	TQKV_OP_SPILL = 52,
+	TQKV_OP_PREFETCH = 53,
 };
 /*
  * One frame each, sent without waiting for its reply. Nothing is split (TOO_LARGE) or repeated. timeout_ms 0:

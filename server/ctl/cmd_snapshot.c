@@ -35,6 +35,10 @@ static void print_done(const json_t *view)
 		(unsigned long long)srv_json_u64(view, "n_sequences"),
 		(unsigned long long)srv_json_u64(view, "n_blocks"), srv_human_bytes(n_bytes, bytes), seconds,
 		seconds > 0 ? (double)n_bytes / 1048576.0 / seconds : 0.0);
+	if (srv_json_u64(view, "n_skipped_sequences") > 0)
+		printf("%llu sequences are left out: they are spilled, and the pool has no room to bring "
+		       "them back\n",
+			(unsigned long long)srv_json_u64(view, "n_skipped_sequences"));
 	if (srv_json_u64(view, "n_skipped_sessions") > 0)
 		printf("%llu sessions without a name or with tables of their client are left out\n",
 			(unsigned long long)srv_json_u64(view, "n_skipped_sessions"));

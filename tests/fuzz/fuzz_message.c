@@ -313,6 +313,8 @@ static void check_accepted(struct target *target)
 	case KVP_OP_TRUNCATE:
 	case KVP_OP_FREE:
 	case KVP_OP_FORK:
+	case KVP_OP_SPILL:
+	case KVP_OP_PREFETCH:
 		check_sequences(target);
 		break;
 	default:

@@ -152,6 +152,8 @@ static void check_reply(struct world *world, const struct kvp_header *header, co
 	case KVP_OP_TRUNCATE:
 	case KVP_OP_FREE:
 	case KVP_OP_FORK:
+	case KVP_OP_SPILL:
+	case KVP_OP_PREFETCH:
 		check_rows_reply(header, body);
 		break;
 	default:

@@ -91,8 +91,9 @@ static const char *const golden_names[] = { "append_decode_reply", "append_decod
 	"fork_reply", "fork_req", "free_reply", "free_req", "goaway", "hello_full_req", "hello_reply",
 	"hello_req", "hello_version_reply", "match_req", "open_reply", "open_req", "ping_echo_reply",
 	"ping_echo_req", "ping_reply", "ping_req", "pool_info_reply", "pool_info_req", "pool_info_rows_req",
-	"publish_reply", "publish_req", "read_reply", "read_req", "tell_reply", "tell_req", "truncate_reply",
-	"truncate_req", "update_slots_reply", "update_slots_req" };
+	"prefetch_reply", "prefetch_req", "publish_reply", "publish_req", "read_reply", "read_req",
+	"spill_reply", "spill_req", "tell_reply", "tell_req", "truncate_reply", "truncate_req",
+	"update_slots_reply", "update_slots_req" };
 #define GOLDEN_N_NAMES (sizeof(golden_names) / sizeof(golden_names[0]))
 
 #endif

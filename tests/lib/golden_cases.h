@@ -130,6 +130,21 @@ static const struct kvp_rows_reply_item fork_reply_items[] = {
 static const struct kvp_prefix_req publish_req = { 7, 2, 5, 1, 0, 60000 };
 static const struct kvp_prefix_reply publish_reply = { 7, 64, 4, 1 };
 static const struct kvp_prefix_req match_req = { 12, 2, 0, 0, KVP_PREFIX_EVICTABLE, 0 };
+static const struct kvp_rows_item spill_items[] = { { .sequence = 7 }, { .sequence = 11 } };
+static const struct kvp_rows_reply spill_reply = {
+	.n_ok = 1, .n_failed = 1, .out_off = KVP_ABSENT, .lse_off = KVP_ABSENT
+};
+static const struct kvp_rows_reply_item spill_reply_items[] = {
+	{ 7, 65, 0, 0, KV_OK, KVP_NO_LAYER, KVP_NO_ROW, 0 },
+	{ 11, 1024, 0, 0, KV_POOL_FULL, KVP_NO_LAYER, KVP_NO_ROW, 10 },
+};
+static const struct kvp_rows_item prefetch_items[] = { { .sequence = 7 } };
+static const struct kvp_rows_reply prefetch_reply = {
+	.n_ok = 1, .out_off = KVP_ABSENT, .lse_off = KVP_ABSENT
+};
+static const struct kvp_rows_reply_item prefetch_reply_items[] = {
+	{ 7, 65, 0, 0, KV_OK, KVP_NO_LAYER, KVP_NO_ROW, 0 },
+};
 static const struct kvp_frame_error error_reply = { KV_BAD_ARG, KV_SCOPE_REQUEST, 1, 168, 0, 5, 76, 0 };
 static const struct kvp_frame_error busy_reply = { KV_BUSY_RETRY, KV_SCOPE_REQUEST, KVP_NO_ITEM, 0, 0, 0, 0,
 	1 };
@@ -238,6 +253,14 @@ static const struct golden_case golden_cases[] = {
 		OP(prefix_reply, publish_reply), NO_ITEMS, { { 0 } } },
 	{ "match_req", { 49, 0, 0, 21, HANDLE, 72, 32, 0, 32, 0, 0, 0 }, OP(prefix_req, match_req), NO_ITEMS,
 		{ { "\1\0\0\0\2\0\0\0", 8, 1 } } },
+	{ "spill_req", { 52, 0, 0, 18, HANDLE, 64, 0, 2, 32, 0, 0, 0 }, NO_OP, ITEMS(rows_item, spill_items),
+		{ { 0 } } },
+	{ "spill_reply", { 52, REPLY, 0, 18, HANDLE, 128, 64, 2, 32, 0, 0, 0 }, OP(rows_reply, spill_reply),
+		ITEMS(rows_reply_item, spill_reply_items), { { 0 } } },
+	{ "prefetch_req", { 53, 0, 0, 19, HANDLE, 32, 0, 1, 32, 0, 0, 0 }, NO_OP,
+		ITEMS(rows_item, prefetch_items), { { 0 } } },
+	{ "prefetch_reply", { 53, REPLY, 0, 19, HANDLE, 96, 64, 1, 32, 0, 0, 0 },
+		OP(rows_reply, prefetch_reply), ITEMS(rows_reply_item, prefetch_reply_items), { { 0 } } },
 	{ "error_reply", { 32, REPLY, 106, 18, HANDLE, 140, 48, 0, 32, 0, 0, 0 },
 		OP(frame_error, error_reply), NO_ITEMS,
 		TEXT("BAD_ARG: CREATE starts at position 0 (item 1, offset 168, expected 0, got 5)") },

@@ -67,6 +67,11 @@
 	R(kv_sequence_unpin, enum kv_status, KV_OK, ARGS(struct kv_session *a, uint64_t b), ARGS(a, b))      \
 	V(kv_block_pool_keep, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))                      \
 	V(kv_block_pool_unkeep, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))                    \
+	V(kv_sequence_spill_begin, ARGS(struct kv_sequence *a, const struct kv_tier_image *b), ARGS(a, b))   \
+	V(kv_sequence_spill_end, ARGS(struct kv_sequence *a, bool b), ARGS(a, b))                            \
+	R(kv_sequence_fetch_begin, enum kv_status, KV_OK, ARGS(struct kv_sequence *a), ARGS(a))              \
+	V(kv_sequence_fetch_end, ARGS(struct kv_sequence *a, bool b), ARGS(a, b))                            \
+	V(kv_tier_give, ARGS(struct kv_tier_image *a), ARGS(a))                                              \
 	R(kv_sequence_list, uint32_t, 0,                                                                     \
 		ARGS(struct kv_session *a, uint64_t b, struct kv_sequence **c, uint32_t d, uint64_t *e),     \
 		ARGS(a, b, c, d, e))                                                                         \

@@ -178,6 +178,7 @@ static void set_options(struct srv_options *options)
 	options->send_timeout_ms = 600;
 	options->hello_timeout_ms = 500;
 	options->drain_timeout_ms = 300;
+	options->host_tier_bytes = KV_TIER_PAGE_BYTES; /* one sequence */
 	options->self_test_interval_ms = 1000;
 }
 

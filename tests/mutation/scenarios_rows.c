@@ -199,6 +199,45 @@ static void evictable_sequences_give_way(void)
 	rig_stop();
 }
 
+/* A spilled sequence has no blocks, comes back when it is asked for, and is the same. */
+static void sequences_leave_and_come_back(void)
+{
+	rig_start();
+	rig_hello(0, 1);
+	const uint64_t session = rig_open_session(0, &plain);
+	struct rig_frame frame = rig_append(session, 5, 0, 20);
+
+	CHECK(rig_item(0, &frame) == KV_OK);
+	for (uint32_t round = 0; round < 2; round++) {
+		CHECK(ask_item(KVP_OP_SPILL, session, 5) == KV_OK);
+		rig_settle();
+		CHECK(rig_blocks().n_free == RIG_BLOCKS);
+		CHECK(rig_length(0, session, 5) == 20);
+		frame = rig_append(session, 5, 20, 1);
+		CHECK(round == 1 || rig_item(0, &frame) == KV_BUSY_RETRY);
+		CHECK(ask_item(KVP_OP_PREFETCH, session, 5) == KV_OK);
+		rig_settle();
+		CHECK(rig_blocks().n_owned == 2);
+		rig_check_rows(0, session, 5, 20);
+	}
+	frame = rig_append(session, 5, 20, 1);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(ask_item(KVP_OP_SPILL, session, 9) == KV_NOT_FOUND);
+	/* All pages were given back: the tier has room for exactly one sequence. */
+	frame = rig_append(session, 6, 0, 20);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(ask_item(KVP_OP_SPILL, session, 5) == KV_OK);
+	CHECK(ask_item(KVP_OP_SPILL, session, 6) == KV_POOL_FULL);
+	rig_settle();
+	frame = rig_plain(KVP_OP_FREE, session);
+	frame.n_items = 1;
+	frame.items[0] = (struct kvp_rows_item){ .sequence = 5 };
+	CHECK(rig_item(0, &frame) == KV_OK);
+	rig_settle();
+	CHECK(ask_item(KVP_OP_SPILL, session, 6) == KV_OK);
+	rig_stop();
+}
+
 /* An item that is refused changes nothing, and says what would have been right. */
 static void refused_items_leave_no_trace(void)
 {
@@ -514,6 +553,7 @@ void scenario_rows(void)
 	children_share_and_copy();
 	prefixes_are_kept_and_go();
 	evictable_sequences_give_way();
+	sequences_leave_and_come_back();
 	refused_items_leave_no_trace();
 	malformed_frames_are_refused();
 	checksums_of_bodies_count();

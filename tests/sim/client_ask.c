@@ -545,6 +545,8 @@ void sim_client_ask(struct sim_peer *peer)
 		ask_prefix(peer, session);
 	} else if (chance(peer, 15)) {
 		ask_items(peer, chance(peer, 500) ? KVP_OP_PIN : KVP_OP_UNPIN, session);
+	} else if (chance(peer, world->config.spill_per_mille)) {
+		ask_items(peer, below(peer, 4) ? KVP_OP_SPILL : KVP_OP_PREFETCH, session);
 	} else if (dice < 350) {
 		ask_items(peer, KVP_OP_TRUNCATE, session);
 	} else if (dice < (world->config.is_lasting ? 352u : 380u)) {

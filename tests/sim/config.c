@@ -135,6 +135,16 @@ static void draw_behaviour(struct sim_config *config, struct sim_rng *rng)
 	config->fork_per_mille = sim_chance(rng, 500) ? 30 : 200;
 	config->tables_per_mille = sim_chance(rng, 500) ? 50 : 400;
 	config->session_delete_per_mille = sim_chance(rng, 300) ? 50 : 0;
+	if (sim_chance(rng, 300)) {
+		config->spill_per_mille = sim_below(rng, 60);
+		config->host_tier_bytes = sim_chance(rng, 500) ? 0 : 65536u * sim_between(rng, 1, 8);
+		config->file_tier_bytes = sim_chance(rng, 500) ? 0 : 65536u * sim_between(rng, 1, 8);
+		config->spill_idle_ms = sim_chance(rng, 300) ? sim_between(rng, 1, 20) : 0;
+		config->net.files.delay_ns_max = sim_below(rng, 300000);
+		config->net.files.short_per_mille = sim_below(rng, 300);
+		config->net.files.fail_per_mille = sim_chance(rng, 700) ? 0 : sim_below(rng, 60);
+		config->net.files.flip_per_mille = sim_chance(rng, 700) ? 0 : sim_below(rng, 60);
+	}
 	config->tokens_per_item_max = sim_between(rng, 4, 40);
 	config->items_max = sim_between(rng, 1, 5);
 	config->end = sim_chance(rng, 600) ? SIM_END_SETTLE

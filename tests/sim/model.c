@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "server/spill.h"
 
 /* ---- lists ---- */
 
@@ -303,7 +304,7 @@ void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t n
 /* ---- sequences ---- */
 
 void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length,
-	enum kv_status status)
+	enum kv_status residence, enum kv_status status)
 {
 	struct sim_session *session = open_session(model, handle);
 	struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
@@ -314,6 +315,7 @@ void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequ
 	const struct kv_pool_spec *spec = session->pool->spec;
 	const enum kv_status expected = !sequence ? KV_NOT_FOUND
 		: sequence->is_evicted            ? KV_EVICTED
+		: residence != KV_OK              ? residence
 						  : sim_model_check_cut(spec, sequence, length);
 
 	SIM_CHECK(status == expected, "TRUNCATE says %s, expected %s", kv_status_name(status),
@@ -379,8 +381,9 @@ static void tell_row(const struct sim_session *session, struct kv_session *real,
 	row->is_evictable = sequence->is_evictable;
 	row->is_evicted = sequence->is_evicted;
 	row->n_shared_blocks = count_shared(real, sequence->id);
+	row->state = srv_spill_told(kv_sequence_find(real, sequence->id));
 	for (uint32_t g = 0; g < spec->n_groups; g++)
-		row->n_blocks += sim_model_n_blocks(spec, sequence, g);
+		row->n_blocks += row->state == KVP_STATE_RESIDENT ? sim_model_n_blocks(spec, sequence, g) : 0;
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		row->lengths[l] = sequence->layers[l].committed;
 		if (row->lengths[l] > row->length_max)

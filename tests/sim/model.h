@@ -58,6 +58,7 @@ struct sim_session {
 struct sim_tell_row {
 	uint64_t sequence;
 	uint32_t length_min, length_max, n_blocks, n_shared_blocks;
+	uint16_t state;
 	bool is_evictable, is_evicted;
 	uint32_t n_exact;
 	uint32_t lengths[SIM_LAYERS_MAX];
@@ -166,11 +167,12 @@ void sim_model_fenced(struct sim_model *model, uint64_t handle, uint64_t now_ns)
 void sim_model_deleted(struct sim_model *model, uint64_t handle);
 void sim_model_owner_lost(struct sim_model *model, uint64_t owner_id, uint64_t now_ns);
 void sim_model_truncated(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint32_t length,
-	enum kv_status status);
+	enum kv_status residence, enum kv_status status);
 void sim_model_freed(struct sim_model *model, uint64_t handle, uint64_t sequence_id, enum kv_status status);
 /* What kv_sequence_fork() must say, and that it said so. */
 struct sim_expected sim_model_fork(const struct sim_model *model, const struct sim_session *session,
-	const struct kv_pool *pool, uint64_t child_id, uint64_t parent_id, uint32_t length);
+	const struct kv_pool *pool, uint64_t child_id, uint64_t parent_id, uint32_t length,
+	enum kv_status residence);
 void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_id, uint64_t parent_id,
 	const struct sim_expected *expected, uint64_t now_ns);
 /*
@@ -228,6 +230,14 @@ void sim_model_cut_windows(const struct kv_pool_spec *spec, struct sim_sequence 
 /* Blocks that the sequence has in the group. */
 uint32_t sim_model_n_blocks(
 	const struct kv_pool_spec *spec, const struct sim_sequence *sequence, uint32_t group);
+
+/* SPILL and PREFETCH change nothing that a client could tell, except when. */
+void sim_model_moved(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint16_t opcode,
+	enum kv_status status);
+/* It is out: its exact window is gone. */
+void sim_model_spilled(struct sim_model *model, uint64_t handle, uint64_t sequence_id);
+/* What everything else says of a sequence that is not in the pool; OK: it is. */
+enum kv_status sim_model_residence(struct kv_session *real, uint64_t sequence_id, bool is_write);
 
 /* model_saved.c: snapshots */
 void sim_saved_finish(struct sim_saved *saved);

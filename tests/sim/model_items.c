@@ -144,6 +144,11 @@ struct sim_expected sim_model_plan(const struct sim_model *model, const struct s
 	const bool is_all = item->kind == KV_ITEM_DECODE && item->position == KV_LENGTH_PLANNED;
 	const uint64_t end = (uint64_t)item->position + item->n_tokens;
 
+	const enum kv_status residence = sim_model_residence(real, item->sequence_id, is_append(item->kind));
+
+	if (sequence && residence != KV_OK)
+		return (struct sim_expected){ residence, KV_LAYER_NONE,
+			sim_sequence_least(sequence, layer_first, n_layers, false), { 0 } };
 	if (is_append(item->kind))
 		return plan_append(model, session, real, item, layer_first, n_layers);
 	if (!sequence)

@@ -104,6 +104,7 @@ struct sim_prefix_expected sim_model_publish(struct sim_model *model, struct kv_
 	const struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
 	const struct kv_sequence *found = kv_sequence_find(real, sequence_id);
 	const uint64_t expires_ns = ttl_ms ? now_ns + ttl_ms * KV_NS_PER_MS : 0;
+	const enum kv_status residence = sim_model_residence(real, sequence_id, true);
 	struct sim_prefix_expected expected = { .status = KV_OK };
 	uint32_t parent = NONE;
 
@@ -112,6 +113,8 @@ struct sim_prefix_expected sim_model_publish(struct sim_model *model, struct kv_
 		expected.status = KV_NOT_FOUND;
 	else if (sequence->is_evicted)
 		expected.status = KV_EVICTED;
+	else if (residence != KV_OK)
+		expected.status = residence;
 	else if (key->n_tokens > sim_sequence_least(sequence, 0, pool->spec->n_layers, false)) {
 		expected.status = KV_POSITION;
 		expected.n_tokens = sim_sequence_least(sequence, 0, pool->spec->n_layers, false);

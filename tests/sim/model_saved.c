@@ -126,3 +126,36 @@ void sim_model_restored(struct sim_model *model, const char *name, const struct 
 	for (struct sim_sequence *sequence = session->sequences; sequence; sequence = sequence->next)
 		sequence->rest_seq = ++model->seq;
 }
+
+void sim_model_moved(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint16_t opcode,
+	enum kv_status status)
+{
+	struct sim_session *session = sim_model_session(model, handle);
+	const struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
+	struct sim_control *control = sim_model_add_control(model, session->owner_id, opcode, status, handle);
+
+	SIM_CHECK((status == KV_NOT_FOUND) == (sequence == NULL), "SPILL or PREFETCH says %s",
+		kv_status_name(status));
+	control->sequence = sequence_id;
+	if (sequence)
+		control->length = sim_sequence_least(sequence, 0, session->pool->spec->n_layers, false);
+}
+
+enum kv_status sim_model_residence(struct kv_session *real, uint64_t sequence_id, bool is_write)
+{
+	const struct kv_sequence *sequence = kv_sequence_find(real, sequence_id);
+
+	if (!sequence || sequence->residence == KV_RESIDENT ||
+		(sequence->residence == KV_SPILLING && !is_write))
+		return KV_OK;
+	return sequence->residence == KV_BROKEN ? KV_CORRUPT : KV_BUSY_RETRY;
+}
+
+void sim_model_spilled(struct sim_model *model, uint64_t handle, uint64_t sequence_id)
+{
+	struct sim_session *session = sim_model_session(model, handle);
+	struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
+
+	for (uint32_t l = 0; l < session->pool->spec->n_layers; l++)
+		sim_model_cut_exact(session->pool->spec, &sequence->layers[l], 0);
+}

@@ -60,7 +60,8 @@ enum kv_status sim_model_check_new(
 }
 
 struct sim_expected sim_model_fork(const struct sim_model *model, const struct sim_session *session,
-	const struct kv_pool *pool, uint64_t child_id, uint64_t parent_id, uint32_t length)
+	const struct kv_pool *pool, uint64_t child_id, uint64_t parent_id, uint32_t length,
+	enum kv_status residence)
 {
 	const struct sim_sequence *parent = sim_model_sequence(session, parent_id);
 	const struct sim_sequence *child = sim_model_sequence(session, child_id);
@@ -72,6 +73,8 @@ struct sim_expected sim_model_fork(const struct sim_model *model, const struct s
 		expected.status = KV_NOT_FOUND;
 	else if (parent->is_evicted)
 		expected.status = KV_EVICTED;
+	else if (residence != KV_OK)
+		expected.status = residence;
 	else if (child)
 		expected.status = KV_EXISTS;
 	if (expected.status != KV_OK)

@@ -10,6 +10,7 @@
 #include "core/domain_internal.h"
 #include "core/plan.h"
 #include "server/checkpoint.h"
+#include "server/spill.h"
 #include "tests/sim/model.h"
 #include "tests/sim/peer.h"
 #include "tests/sim/world.h"
@@ -265,10 +266,12 @@ WRAPPED(void, kv_session_owner_lost, struct kv_domain *domain, uint64_t owner_id
 WRAPPED(enum kv_status, kv_sequence_truncate, struct kv_session *session, uint64_t sequence_id,
 	uint32_t length)
 {
+	const enum kv_status residence = sim_model_residence(session, sequence_id, true);
 	const enum kv_status status = __real_kv_sequence_truncate(session, sequence_id, length);
 
 	if (sim_is_watched(session->pool->domain))
-		sim_model_truncated(&sim_world_now->model, session->handle, sequence_id, length, status);
+		sim_model_truncated(
+			&sim_world_now->model, session->handle, sequence_id, length, residence, status);
 	return status;
 }
 
@@ -287,6 +290,34 @@ WRAPPED(uint32_t, kv_sequence_list, struct kv_session *session, uint64_t from, s
 	if (sim_is_watched(session->pool->domain) && !sim_world_now->in_control)
 		sim_model_told(&sim_world_now->model, session->handle, session, from, n_max);
 	return __real_kv_sequence_list(session, from, out, n_max, next);
+}
+
+/* ---- tiers ---- */
+
+WRAPPED(enum kv_status, srv_spill_item, struct srv_spill *spill, struct kv_session *session,
+	uint64_t sequence_id, bool is_out)
+{
+	const enum kv_status status = __real_srv_spill_item(spill, session, sequence_id, is_out);
+
+	if (sim_is_watched(session->pool->domain))
+		sim_model_moved(&sim_world_now->model, session->handle, sequence_id,
+			is_out ? KVP_OP_SPILL : KVP_OP_PREFETCH, status);
+	return status;
+}
+
+WRAPPED(void, kv_sequence_spill_end, struct kv_sequence *sequence, bool is_stored)
+{
+	const struct kv_pool *pool = sequence->pool;
+	const uint64_t id = sequence->id;
+	struct kv_session *real = sequence->is_zombie ? NULL : sequence->session;
+	const struct kv_sequence *found;
+
+	__real_kv_sequence_spill_end(sequence, is_stored);
+	if (!sim_is_watched(pool->domain) || !real || real->state != KV_SESSION_OPEN)
+		return;
+	found = kv_sequence_find(real, id);
+	if (found && found->residence == KV_SPILLED)
+		sim_model_spilled(&sim_world_now->model, real->handle, id);
 }
 
 /* ---- snapshots ---- */

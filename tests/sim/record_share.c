@@ -52,8 +52,9 @@ WRAPPED(enum kv_status, kv_sequence_fork, struct kv_session *session, uint64_t c
 	if (!sim_is_watched(session->pool->domain))
 		return __real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
 	struct sim_model *model = &sim_world_now->model;
-	const struct sim_expected expected = sim_model_fork(
-		model, sim_model_session(model, session->handle), session->pool, child_id, parent_id, length);
+	const enum kv_status residence = sim_model_residence(session, parent_id, true);
+	const struct sim_expected expected = sim_model_fork(model, sim_model_session(model, session->handle),
+		session->pool, child_id, parent_id, length, residence);
 	const enum kv_status status =
 		__real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
 

@@ -239,8 +239,7 @@ static void check_tell(struct sim_peer *peer, const struct sim_request *request,
 		kvp_tell_item_decode(body + header->op_bytes + i * KVP_ITEM_BYTES, header->item_bytes, &item);
 		CHECK(item.sequence == row->sequence && item.length_min == row->length_min &&
 				item.length_max == row->length_max && item.n_blocks >= row->n_blocks &&
-				item.n_shared_blocks == row->n_shared_blocks &&
-				item.state == (row->is_evicted ? KVP_STATE_EVICTED : KVP_STATE_RESIDENT) &&
+				item.n_shared_blocks == row->n_shared_blocks && item.state == row->state &&
 				item.n_exact == row->n_exact &&
 				(item.flags == KVP_ITEM_EVICTABLE) == row->is_evictable,
 			"TELL says something else about a sequence");
@@ -368,6 +367,8 @@ static void check_control(struct sim_peer *peer, struct sim_request *request, co
 	case KVP_OP_FORK:
 	case KVP_OP_PIN:
 	case KVP_OP_UNPIN:
+	case KVP_OP_SPILL:
+	case KVP_OP_PREFETCH:
 		check_items(peer, request, header, body);
 		break;
 	case KVP_OP_PUBLISH:

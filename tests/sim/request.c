@@ -47,7 +47,8 @@ static bool has_items(const struct sim_request *request)
 {
 	return sim_request_is_rows(request) || request->opcode == KVP_OP_TRUNCATE ||
 		request->opcode == KVP_OP_FREE || request->opcode == KVP_OP_FORK ||
-		request->opcode == KVP_OP_PIN || request->opcode == KVP_OP_UNPIN;
+		request->opcode == KVP_OP_PIN || request->opcode == KVP_OP_UNPIN ||
+		request->opcode == KVP_OP_SPILL || request->opcode == KVP_OP_PREFETCH;
 }
 
 uint32_t sim_request_n_tokens(const struct sim_request *request)

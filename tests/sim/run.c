@@ -1,4 +1,5 @@
 #include "tests/sim/run.h"
+#include "server/spill.h"
 
 #include <string.h>
 
@@ -84,6 +85,7 @@ static void run_out(struct sim_world *world)
 	while (world->clock.now_ns < end_ns && !world->server->is_lost &&
 		(is_connected(world) || kv_domain_n_sessions(world->server->domain) > 0 ||
 			kv_domain_has_zombies(world->server->domain) ||
+			srv_spill_is_busy(world->server->spill) ||
 			srv_scheduler_in_flight(world->server) > 0))
 		sim_world_step(world, 50 * KV_NS_PER_MS);
 }

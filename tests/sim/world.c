@@ -6,6 +6,7 @@
 
 #include "core/format.h"
 #include "server/checkpoint.h"
+#include "server/spill_internal.h"
 #include "tests/sim/peer.h"
 
 #define SPINS_MAX 100u
@@ -124,6 +125,12 @@ void sim_world_options(struct sim_world *world)
 		json_array_append_new(options->pools, pool_json(&world->config.pools[i], pool_names[i]));
 	snprintf(options->snapshot_dir, sizeof(options->snapshot_dir), "dir");
 	options->snapshot_on_drain = world->config.saves_on_drain;
+	options->host_tier_bytes = world->config.host_tier_bytes;
+	if (world->config.file_tier_bytes > 0)
+		snprintf(options->file_tier_dir, sizeof(options->file_tier_dir), "dir");
+	options->file_tier_bytes = world->config.file_tier_bytes;
+	options->spill_idle_ms = world->config.spill_idle_ms;
+	options->spill_above_percent = 0;
 	options->n_listen = 1;
 	options->listen[0] = (struct kv_io_address){ .transport = KV_IO_UNIX, .path = "sim" };
 }
@@ -255,6 +262,10 @@ void sim_world_finish(struct sim_world *world, bool is_clean)
 	if (world->server && world->has_mailbox)
 		srv_server_answer_waiting(world->server);
 	sim_backend_hurry(world->backend);
+	if (world->server && world->server->spill && world->server->spill->fd >= 0) {
+		sim_files_close(sim_net_files(world->net), world->server->spill->fd);
+		world->server->spill->fd = -1;
+	}
 	if (world->server)
 		srv_server_destroy(world->server);
 	else
@@ -387,7 +398,8 @@ static bool is_busy(struct sim_world *world)
 	}
 	return world->server->slots[0].n_used + world->server->slots[1].n_used > 0 ||
 		srv_scheduler_in_flight(world->server) > 0 || kv_domain_has_zombies(world->server->domain) ||
-		!sim_controls_are_done(world) || srv_checkpoint_is_running(world->server->checkpoint);
+		!sim_controls_are_done(world) || srv_spill_is_busy(world->server->spill) ||
+		srv_checkpoint_is_running(world->server->checkpoint);
 }
 
 void sim_world_run(struct sim_world *world, uint64_t for_ns)

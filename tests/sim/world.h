@@ -47,6 +47,8 @@ struct sim_config {
 	uint32_t tokens_per_item_max, items_max;
 	enum { SIM_END_SETTLE, SIM_END_DRAIN, SIM_END_ABANDON } end;
 	bool is_lasting; /* few sequences that become long: windows move on */
+	uint64_t host_tier_bytes, file_tier_bytes;
+	uint32_t spill_idle_ms, spill_per_mille;
 	bool audits_every_turn, saves_on_drain;
 };
 

@@ -286,6 +286,7 @@ START_TEST(test_client_golden_requests)
 	const struct tqkv_item items[2] = { { .sequence = 7, .position = 32 },
 		{ .sequence = 8, .position = 0 } };
 	const struct tqkv_item child = { .sequence = 11, .position = 32 };
+	const struct tqkv_item moved[2] = { { .sequence = 7 }, { .sequence = 11 } };
 	const uint64_t parent = 7;
 	struct rig rig;
 	struct tqkv_session *session;
@@ -306,6 +307,10 @@ START_TEST(test_client_golden_requests)
 	ck_assert_int_eq(
 		tqkv_submit_fork(rig.session, &child, &child.sequence, 1, 0, &id, &rig.err), TQKV_BAD_ARG);
 	ck_assert_int_eq(tqkv_submit_fork(rig.session, &child, NULL, 1, 0, &id, &rig.err), TQKV_BAD_ARG);
+	RIG_OK(&rig, tqkv_submit_items(rig.session, TQKV_OP_SPILL, moved, 2, 0, &id, &rig.err));
+	tqkv_forget(rig.conn, id);
+	RIG_OK(&rig, tqkv_submit_items(rig.session, TQKV_OP_PREFETCH, moved, 1, 0, &id, &rig.err));
+	tqkv_forget(rig.conn, id);
 	RIG_OK(&rig, tqkv_submit_tell(rig.session, 1, 256, true, 0, &id, &rig.err));
 	tqkv_forget(rig.conn, id);
 	RIG_OK(&rig, tqkv_open(rig.conn, &open, 0, &session, &rig.err));
@@ -313,6 +318,8 @@ START_TEST(test_client_golden_requests)
 	RIG_OK(&rig, tqkv_pool_info(rig.conn, "smol", 0, json, sizeof(json), &info, 0, &rig.err));
 	expect_golden(&rig, KVP_OP_TRUNCATE, "truncate_req", false);
 	expect_golden(&rig, KVP_OP_FORK, "fork_req", false);
+	expect_golden(&rig, KVP_OP_SPILL, "spill_req", false);
+	expect_golden(&rig, KVP_OP_PREFETCH, "prefetch_req", false);
 	expect_golden(&rig, KVP_OP_TELL, "tell_req", false);
 	expect_golden(&rig, KVP_OP_OPEN, "open_req", true);
 	expect_golden(&rig, KVP_OP_ATTACH, "attach_req", true);

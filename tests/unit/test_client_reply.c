@@ -157,6 +157,11 @@ START_TEST(test_client_reply_golden_values)
 	pair_load(&pair, "free_req", "free_reply");
 	ck_assert_int_eq(pair_decode(&pair), TQKV_OK);
 	ck_assert_uint_eq(pair.got.items[0].sequence, 7);
+	pair_load(&pair, "spill_req", "spill_reply");
+	ck_assert_int_eq(pair_decode(&pair), TQKV_OK);
+	ck_assert_uint_eq(pair.got.items[1].status, TQKV_POOL_FULL);
+	pair_load(&pair, "prefetch_req", "prefetch_reply");
+	ck_assert_int_eq(pair_decode(&pair), TQKV_OK);
 	pair_load(&pair, "ping_req", "ping_reply");
 	ck_assert_int_eq(pair_decode(&pair), TQKV_OK);
 	ck_assert_uint_eq(pair.op.ping.boot_id, 0x1122334455667788);

@@ -31,6 +31,7 @@ HELLO, PING, GOAWAY, CANCEL, POOL_INFO, OPEN, ATTACH, CLOSE, TELL = 1, 2, 3, 4, 
 APPEND, DECODE, APPEND_DECODE, READ, TRUNCATE, FREE, FORK = 32, 33, 34, 35, 36, 37, 38
 PUBLISH, MATCH, PIN, UNPIN = 48, 49, 50, 51
 UPDATE_SLOTS, DECODE_TABLE = 64, 65
+SPILL, PREFETCH = 52, 53
 
 ITEM_CREATE, ITEM_EVICTABLE = 1, 2
 ROWS_LSE = 1
@@ -136,15 +137,18 @@ REQUEST_OPS = {HELLO: "hello_req", PING: "ping_req", CANCEL: "cancel_req", POOL_
                APPEND_DECODE: "rows_req", READ: "read_req", PUBLISH: "prefix_req", MATCH: "prefix_req",
                UPDATE_SLOTS: "slots_req", DECODE_TABLE: "table_req"}
 REQUEST_ITEMS = {APPEND: "rows_item", DECODE: "rows_item", APPEND_DECODE: "rows_item", TRUNCATE: "rows_item",
-                 FREE: "rows_item", FORK: "fork_item", PIN: "rows_item", UNPIN: "rows_item"}
+                 FREE: "rows_item", FORK: "fork_item", PIN: "rows_item", UNPIN: "rows_item",
+                 SPILL: "rows_item", PREFETCH: "rows_item"}
 REPLY_OPS = {HELLO: "hello_reply", PING: "ping_reply", CANCEL: "cancel_reply", POOL_INFO: "pool_info_reply",
              OPEN: "open_reply", ATTACH: "open_reply", TELL: "tell_reply", APPEND: "rows_reply",
              DECODE: "rows_reply", APPEND_DECODE: "rows_reply", READ: "read_reply", TRUNCATE: "rows_reply",
              FREE: "rows_reply", FORK: "rows_reply", PIN: "rows_reply", UNPIN: "rows_reply",
+             SPILL: "rows_reply", PREFETCH: "rows_reply",
              PUBLISH: "prefix_reply", MATCH: "prefix_reply", UPDATE_SLOTS: "rows_reply", DECODE_TABLE: "rows_reply"}
 REPLY_ITEMS = {TELL: "tell_item", APPEND: "rows_reply_item", DECODE: "rows_reply_item",
                APPEND_DECODE: "rows_reply_item", TRUNCATE: "rows_reply_item", FREE: "rows_reply_item",
                FORK: "rows_reply_item", PIN: "rows_reply_item", UNPIN: "rows_reply_item",
+               SPILL: "rows_reply_item", PREFETCH: "rows_reply_item",
                UPDATE_SLOTS: "rows_reply_item", DECODE_TABLE: "rows_reply_item"}
 
 

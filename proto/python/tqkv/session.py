@@ -529,6 +529,16 @@ class Session:
         self._unsure.discard(sequence)
         return reply
 
+    def spill(self, sequences, timeout=None):
+        """Lets one sequence or many leave the pool for a slower tier of the server, until somebody needs them.
+
+        Returns when they have begun to go; tell() says `spilled` once they are out. Using one meanwhile keeps it."""
+        self._run_items(wire.SPILL, [Item(sequence) for sequence in _sequences(sequences)], timeout)
+
+    def prefetch(self, sequences, timeout=None):
+        """Begins to bring spilled sequences back, so that the next decode does not have to wait for that."""
+        self._run_items(wire.PREFETCH, [Item(sequence) for sequence in _sequences(sequences)], timeout)
+
     def _run_items(self, op, items, timeout):
         self._check()
         if not items:

@@ -1,0 +1,236 @@
+/*
+ * Sequences leave their blocks and come back.
+ *
+ * RESIDENT -> SPILLING -> SPILLED -> FETCHING -> RESIDENT, or back, or BROKEN. While something is moved,
+ * whoever moves it holds the sequence as an item does, so that the object stays although its session may be
+ * closed. What is spilled has no blocks: its rows are in no sum, its tables are cut like any that is too
+ * long.
+ */
+#include "core/domain_internal.h"
+#include "core/tier.h"
+
+static void hold(struct kv_sequence *sequence)
+{
+	KV_ASSERT(!sequence->is_held);
+	sequence->is_held = true;
+	sequence->n_items++;
+}
+
+static void let_go(struct kv_sequence *sequence)
+{
+	KV_ASSERT(sequence->is_held);
+	sequence->is_held = false;
+	sequence->n_items--;
+	if (!sequence->is_zombie)
+		kv_sequence_rest(sequence);
+	if (sequence->is_zombie && sequence->n_items == 0 && kv_sequence_n_blocks(sequence) == 0)
+		kv_sequence_recycle(sequence);
+}
+
+/* Its rows begin or end to count. */
+static void count_rows(struct kv_sequence *sequence, bool is_more)
+{
+	struct kv_pool *pool = sequence->pool;
+	struct kv_session_slot *slot = kv_slot_of(sequence->session);
+
+	for (uint32_t l = 0; l < pool->spec->n_layers; l++) {
+		const uint64_t n = kv_sequence_n_held(sequence, l);
+
+		slot->layer_tokens[l] += is_more ? n : -n;
+		pool->layer_tokens[l] += is_more ? n : -n;
+	}
+}
+
+/* An image has the packed rows only. */
+static void drop_exact(struct kv_sequence *sequence)
+{
+	const uint64_t n_rows = kv_sequence_n_exact_rows(sequence);
+
+	for (uint32_t l = 0; l < sequence->pool->spec->n_layers; l++)
+		kv_sequence_cut_exact(sequence, l, UINT32_MAX);
+	kv_sequence_count_exact(sequence, n_rows);
+}
+
+uint32_t kv_sequence_n_entries(const struct kv_sequence *sequence, uint32_t group_idx)
+{
+	const struct kv_pool_spec *spec = sequence->pool->spec;
+	uint32_t n = 0;
+
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		const uint32_t n_entries = kv_div_up_u32(sequence->committed[l], spec->block_size);
+
+		if (spec->layers[l].group_idx == group_idx && n_entries > n)
+			n = n_entries;
+	}
+	return n;
+}
+
+bool kv_sequence_has_entry(const struct kv_sequence *sequence, uint32_t group_idx, uint32_t entry_idx)
+{
+	return entry_idx < sequence->pool->spec->group_sink_blocks[group_idx] ||
+		entry_idx >= sequence->n_gone[group_idx];
+}
+
+void kv_sequence_entry_rows(
+	const struct kv_sequence *sequence, uint32_t group_idx, uint32_t entry_idx, uint8_t n_rows[])
+{
+	const struct kv_pool_spec *spec = sequence->pool->spec;
+	const uint64_t token_first = (uint64_t)entry_idx * spec->block_size;
+	uint32_t at = 0;
+
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		if (spec->layers[l].group_idx != group_idx)
+			continue;
+		const uint64_t n =
+			sequence->committed[l] > token_first ? sequence->committed[l] - token_first : 0;
+
+		n_rows[at++] = (uint8_t)(n < spec->block_size ? n : spec->block_size);
+	}
+}
+
+bool kv_sequence_may_spill(const struct kv_sequence *sequence)
+{
+	return sequence->residence == KV_RESIDENT && sequence->n_items == 0 && !sequence->is_evicted &&
+		kv_sequence_is_live(sequence) && kv_sequence_n_blocks(sequence) > 0 &&
+		!kv_list_is_linked(&sequence->in_surplus);
+}
+
+void kv_sequence_spill_begin(struct kv_sequence *sequence, const struct kv_tier_image *image)
+{
+	KV_ASSERT(kv_sequence_may_spill(sequence));
+	kv_sequence_wake(sequence);
+	sequence->residence = KV_SPILLING;
+	sequence->image = *image;
+	sequence->spill_ns = sequence->used_ns;
+	hold(sequence);
+}
+
+bool kv_sequence_spill_is_wanted(const struct kv_sequence *sequence)
+{
+	return kv_sequence_is_live(sequence) && sequence->n_items == 1 &&
+		sequence->used_ns == sequence->spill_ns;
+}
+
+void kv_sequence_spill_end(struct kv_sequence *sequence, bool is_stored)
+{
+	KV_ASSERT(sequence->residence == KV_SPILLING);
+	if (is_stored && kv_sequence_spill_is_wanted(sequence)) {
+		count_rows(sequence, false);
+		drop_exact(sequence);
+		sequence->residence = KV_SPILLED;
+		sequence->pool->n_spilled++;
+		kv_sequence_fit_tables(sequence);
+	} else {
+		sequence->residence = KV_RESIDENT;
+		kv_tier_give(&sequence->image);
+	}
+	let_go(sequence);
+}
+
+/* Blocks and chunks that its tables will have. */
+static enum kv_status check_room(const struct kv_sequence *sequence, uint32_t n_blocks[KV_GROUPS_MAX])
+{
+	struct kv_pool *pool = sequence->pool;
+	uint64_t n_chunks = 0;
+
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		const struct kv_block_counts *counts = &pool->blocks[g].counts;
+		const uint32_t n_entries = kv_sequence_n_entries(sequence, g), n_gone = sequence->n_gone[g];
+		const uint32_t n_kept = n_gone > 0 ? pool->spec->group_sink_blocks[g] : 0;
+
+		n_blocks[g] = n_entries - (n_gone > 0 ? n_gone - n_kept : 0);
+		n_chunks += kv_block_table_chunks_shared(n_kept, n_gone, n_entries);
+		if (n_blocks[g] > counts->n_free - counts->n_reserved &&
+			!kv_pool_make_room(pool, g, n_blocks[g]))
+			return KV_POOL_FULL;
+	}
+	/* Making room in one group never takes from another. */
+	return n_chunks <= pool->tables.n_chunks_max - pool->tables.n_chunks_used ? KV_OK : KV_BUSY_RETRY;
+}
+
+static void append_new(struct kv_sequence *sequence, uint32_t g, uint32_t n_blocks)
+{
+	struct kv_pool *pool = sequence->pool;
+
+	while (n_blocks > 0) {
+		kv_block_id ids[KV_CHUNK_ENTRIES];
+		const uint32_t n = n_blocks < KV_CHUNK_ENTRIES ? n_blocks : KV_CHUNK_ENTRIES;
+		enum kv_status status = kv_block_pool_take(&pool->blocks[g], n, 0, ids);
+
+		KV_ASSERT(status == KV_OK); /* there is room */
+		status = kv_block_table_append(&sequence->tables[g], &pool->tables, ids, n);
+		KV_ASSERT(status == KV_OK);
+		n_blocks -= n;
+	}
+}
+
+enum kv_status kv_sequence_fetch_begin(struct kv_sequence *sequence)
+{
+	const struct kv_pool_spec *spec = sequence->pool->spec;
+	uint32_t n_blocks[KV_GROUPS_MAX];
+
+	KV_ASSERT(sequence->residence == KV_SPILLED);
+	/* Still being cut, or somebody works on it. */
+	if (kv_sequence_n_blocks(sequence) > 0 || sequence->is_held)
+		return KV_BUSY_RETRY;
+	const enum kv_status status = check_room(sequence, n_blocks);
+
+	if (status != KV_OK)
+		return status;
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		const uint32_t n_gone = sequence->n_gone[g];
+		const uint32_t n_kept = n_gone > 0 ? spec->group_sink_blocks[g] : 0;
+
+		append_new(sequence, g, n_kept);
+		if (n_gone > 0)
+			kv_block_table_append_gap(
+				&sequence->tables[g], &sequence->pool->tables, n_gone - n_kept);
+		append_new(sequence, g, n_blocks[g] - n_kept);
+	}
+	kv_slot_of(sequence->session)->n_chunks += kv_sequence_n_chunks(sequence);
+	sequence->residence = KV_FETCHING;
+	hold(sequence);
+	return KV_OK;
+}
+
+void kv_sequence_fetch_end(struct kv_sequence *sequence, bool is_whole)
+{
+	KV_ASSERT(sequence->residence == KV_FETCHING);
+	sequence->pool->n_spilled--;
+	kv_tier_give(&sequence->image);
+	sequence->residence = is_whole ? KV_RESIDENT : KV_BROKEN;
+	if (kv_sequence_is_live(sequence)) {
+		if (is_whole)
+			count_rows(sequence, true);
+		else
+			kv_sequence_fit_tables(sequence);
+	}
+	let_go(sequence);
+}
+
+void kv_sequence_forget_image(struct kv_sequence *sequence)
+{
+	if (sequence->residence == KV_SPILLED || sequence->residence == KV_FETCHING)
+		sequence->pool->n_spilled--;
+	kv_tier_give(&sequence->image);
+	sequence->residence = KV_RESIDENT;
+}
+
+enum kv_status kv_sequence_check_residence(const struct kv_sequence *sequence, bool is_write)
+{
+	if (sequence->residence == KV_BROKEN)
+		return KV_CORRUPT;
+	if (sequence->residence == KV_RESIDENT || (sequence->residence == KV_SPILLING && !is_write))
+		return KV_OK;
+	return KV_BUSY_RETRY;
+}
+
+void kv_sequence_count_pages(const struct kv_pool *pool, const struct kv_tier tiers[2], uint64_t n_pages[2])
+{
+	for (uint32_t i = 0; i < pool->slab->n_touched; i++) {
+		const struct kv_sequence *sequence = &pool->slab->sequences[i];
+
+		for (uint32_t t = 0; sequence->pool && t < 2; t++)
+			n_pages[t] += sequence->image.tier == &tiers[t] ? sequence->image.n_pages : 0;
+	}
+}

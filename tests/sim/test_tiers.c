@@ -1,0 +1,314 @@
+/*
+ * Sequences that leave their blocks and come back: rows P4, L6, K12 and S7 of the list of failures. What they
+ * decode to is compared with the model, bit by bit.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "server/checkpoint.h"
+#include "server/spill_internal.h"
+#include "tests/lib/kv_test.h"
+#include "tests/sim/script.h"
+
+#define MS KV_NS_PER_MS
+
+static struct sim_world world;
+
+static struct sim_peer *start(uint64_t seed, uint64_t host_bytes, uint64_t file_bytes)
+{
+	struct sim_config config = sim_config_plain(seed);
+
+	config.lease_ms = 3600000;
+	config.host_tier_bytes = host_bytes;
+	config.file_tier_bytes = file_bytes;
+	config.net.files.delay_ns_max = 50000;
+	config.net.files.short_per_mille = 300;
+	sim_world_init(&world, &config);
+	sim_script_pass(&world, 5 * MS); /* the file tier is looked at */
+	return sim_script_connect(&world, 0);
+}
+
+static enum kv_status move(struct sim_peer *peer, uint16_t opcode, uint64_t handle, uint64_t sequence)
+{
+	struct sim_request *request = sim_script_new(peer, opcode, handle);
+	struct kvp_rows_reply_item item;
+
+	sim_script_item(request, sequence, 0, 0);
+	ck_assert_int_eq(sim_script_call(request), KV_OK);
+	kvp_rows_reply_item_decode(peer->reply_body + KVP_BYTES(rows_reply), KVP_ITEM_BYTES, &item);
+	return (enum kv_status)item.status;
+}
+
+static uint8_t residence(uint64_t handle, uint64_t id)
+{
+	struct kv_session *session = NULL;
+
+	ck_assert_int_eq(kv_session_find(world.server->domain, handle, &session), KV_OK);
+	return kv_sequence_find(session, id)->residence;
+}
+
+/* As a client library does: again until it is not busy any more. */
+static enum kv_status decode(struct sim_peer *peer, uint64_t handle, uint64_t sequence)
+{
+	enum kv_status status;
+	uint32_t n = 0;
+
+	do {
+		status = sim_script_decode(peer, handle, sequence, KV_LENGTH_PLANNED);
+		sim_script_pass(&world, MS);
+	} while (status == KV_BUSY_RETRY && n++ < 1000);
+	return status;
+}
+
+/* Out, told, back on touch and on PREFETCH; its blocks are everybody's meanwhile. Loop: host tier, file tier.
+ */
+START_TEST(test_out_and_back)
+{
+	struct sim_peer *peer = start(1, _i == 0 ? 1 << 20 : 0, _i == 0 ? 0 : 1 << 20);
+	const uint64_t handle = sim_script_open(peer, 0, "a");
+	const struct kv_block_counts *blocks = sim_script_blocks(&world, 0);
+	const struct kv_tier *tier = &world.server->spill->tiers[_i];
+
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 200), KV_OK);
+	ck_assert_int_eq(sim_script_append(peer, handle, 2, 0, 50), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_int_eq(residence(handle, 1), KV_SPILLED);
+	ck_assert_uint_gt(tier->n_used, 0);
+	ck_assert_uint_eq(blocks->n_free, blocks->n_total - 4);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 9), KV_NOT_FOUND);
+	ck_assert_int_eq(sim_script_call(sim_script_new(peer, KVP_OP_TELL, handle)), KV_OK);
+	ck_assert_int_eq(sim_script_decode(peer, handle, 1, KV_LENGTH_PLANNED), KV_BUSY_RETRY);
+	ck_assert_int_eq(decode(peer, handle, 1), KV_OK);
+	ck_assert_uint_eq(tier->n_used, 0);
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 200, 7), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, handle, 1), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_int_eq(residence(handle, 1), KV_RESIDENT);
+	ck_assert_int_eq(sim_script_decode(peer, handle, 1, KV_LENGTH_PLANNED), KV_OK);
+	ck_assert_uint_eq(world.server->counters.spills, 2);
+	ck_assert_uint_eq(world.server->counters.fetches, 2);
+	sim_script_end(&world);
+}
+END_TEST
+
+/* L6, K12: rows that are still being written are spilled as written; while it goes out nobody writes. */
+START_TEST(test_writing_while_it_goes_out)
+{
+	struct sim_peer *peer = start(2, 1 << 20, 0);
+	const uint64_t handle = sim_script_open(peer, 0, "a");
+
+	for (uint32_t round = 0, length = 0; round < 50; round++) {
+		struct sim_request *append = sim_script_new(peer, KVP_OP_APPEND, handle);
+		struct sim_request *spill = sim_script_new(peer, KVP_OP_SPILL, handle);
+		struct sim_request *late = sim_script_new(peer, KVP_OP_APPEND, handle);
+
+		sim_script_item(append, 1, length, 5);
+		sim_script_item(spill, 1, 0, 0);
+		sim_script_item(late, 1, length + 5, 1);
+		sim_script_send(append);
+		sim_script_send(spill);
+		sim_script_send(late);
+		ck_assert_int_eq(sim_script_wait(append), KV_OK);
+		ck_assert_int_eq(append->items[0].outcome.status, KV_OK);
+		ck_assert_int_eq(sim_script_wait(late), KV_OK);
+		ck_assert_int_eq(late->items[0].outcome.status, KV_BUSY_RETRY);
+		ck_assert_uint_gt(late->items[0].outcome.retry_after_ms, 0);
+		length += 5;
+		ck_assert_int_eq(decode(peer, handle, 1), KV_OK);
+	}
+	sim_script_end(&world);
+}
+END_TEST
+
+/* Used, freed or closed while it goes out: it stays, or goes, and no page is left. */
+START_TEST(test_second_thoughts)
+{
+	struct sim_peer *peer = start(3, 1 << 20, 0);
+	const uint64_t handle = sim_script_open(peer, 0, "a"), other = sim_script_open(peer, 0, "b");
+	const struct kv_tier *tier = &world.server->spill->tiers[0];
+	struct sim_request *free_it;
+
+	for (uint32_t i = 1; i <= 3; i++)
+		ck_assert_int_eq(sim_script_append(peer, handle, i, 0, 100), KV_OK);
+	ck_assert_int_eq(sim_script_append(peer, other, 1, 0, 100), KV_OK);
+	sim_backend_hold(world.backend, true);
+	for (uint32_t i = 1; i <= 3; i++)
+		ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, i), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, other, 1), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, handle, 1), KV_BUSY_RETRY);
+	free_it = sim_script_new(peer, KVP_OP_FREE, handle);
+	sim_script_item(free_it, 2, 0, 0);
+	ck_assert_int_eq(sim_script_call(free_it), KV_OK);
+	ck_assert_int_eq(sim_script_close(peer, other), KV_OK);
+	struct sim_request *read = sim_script_new(peer, KVP_OP_DECODE, handle);
+
+	sim_script_item(read, 1, KV_LENGTH_PLANNED, 0);
+	sim_script_send(read);
+	sim_script_pass(&world, 2 * MS);
+	sim_backend_hold(world.backend, false);
+	ck_assert_int_eq(sim_script_wait(read), KV_OK);
+	ck_assert_int_eq(read->items[0].outcome.status, KV_OK);
+	sim_script_pass(&world, 50 * MS);
+	ck_assert_int_eq(residence(handle, 1), KV_RESIDENT);
+	ck_assert_int_eq(residence(handle, 3), KV_SPILLED);
+	ck_assert_uint_eq(world.server->counters.spills, 1);
+	ck_assert_uint_eq(world.server->counters.spills_rejected_used, 3);
+	ck_assert_int_eq(sim_script_close(peer, handle), KV_OK);
+	sim_script_pass(&world, 10 * MS);
+	ck_assert_uint_eq(tier->n_used, 0);
+	sim_script_end(&world);
+}
+END_TEST
+
+/* P4: a tier that is smaller than the pool takes what it can, says no with a reason, and takes more later. */
+START_TEST(test_a_small_tier_makes_progress)
+{
+	struct sim_peer *peer = start(4, 2 * KV_TIER_PAGE_BYTES, 0);
+	const uint64_t handle = sim_script_open(peer, 0, "a");
+	uint32_t n_refused = 0;
+
+	for (uint32_t i = 1; i <= 4; i++)
+		ck_assert_int_eq(sim_script_append(peer, handle, i, 0, 128), KV_OK);
+	for (uint32_t round = 0; round < 8; round++) {
+		for (uint32_t i = 1; i <= 4; i++) {
+			const enum kv_status status = move(peer, KVP_OP_SPILL, handle, i);
+
+			ck_assert(status == KV_OK || status == KV_POOL_FULL);
+			n_refused += status == KV_POOL_FULL;
+			sim_script_pass(&world, 5 * MS);
+		}
+		ck_assert_int_eq(decode(peer, handle, 1 + round % 4), KV_OK);
+	}
+	ck_assert_uint_eq(world.server->counters.spills_rejected_full, n_refused);
+	ck_assert_uint_gt(n_refused, 0);
+	ck_assert_uint_gt(world.server->counters.spills, 2);
+	for (uint32_t i = 1; i <= 4; i++)
+		ck_assert_int_eq(decode(peer, handle, i), KV_OK);
+	sim_script_end(&world);
+}
+END_TEST
+
+/* What comes back damaged, or not at all, is CORRUPT until it is freed; never wrong rows. Host, file. */
+START_TEST(test_damage_is_found)
+{
+	struct sim_peer *peer = start(5, _i == 0 ? 1 << 20 : 0, _i == 0 ? 0 : 1 << 20);
+	const uint64_t handle = sim_script_open(peer, 0, "a");
+	struct sim_files *files = sim_net_files(world.net);
+	const struct kv_block_counts *blocks = sim_script_blocks(&world, 0);
+	struct sim_request *free_it = sim_script_new(peer, KVP_OP_FREE, handle);
+
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 100), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_int_eq(residence(handle, 1), KV_SPILLED);
+	if (_i == 0)
+		world.server->spill->host[1000] ^= 1;
+	else
+		files->options.flip_per_mille = 1000;
+	ck_assert_int_eq(decode(peer, handle, 1), KV_CORRUPT);
+	ck_assert_int_eq(residence(handle, 1), KV_BROKEN);
+	ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, handle, 1), KV_CORRUPT);
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 100, 1), KV_CORRUPT);
+	ck_assert_int_eq(sim_script_call(sim_script_new(peer, KVP_OP_TELL, handle)), KV_OK);
+	ck_assert_uint_eq(blocks->n_free, blocks->n_total);
+	sim_script_item(free_it, 1, 0, 0);
+	ck_assert_int_eq(sim_script_call(free_it), KV_OK);
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 10), KV_OK);
+	files->options.flip_per_mille = 0;
+	sim_script_end(&world);
+}
+END_TEST
+
+/* S7: a directory that cannot be written, or is full: no file tier, and the host tier works. */
+START_TEST(test_a_bad_directory)
+{
+	static const int errors[] = { EROFS, ENOSPC, EIO };
+
+	for (uint32_t i = 0; i < KV_LENGTH(errors); i++) {
+		for (int64_t step = 0; step < 4; step++) {
+			struct sim_config config = sim_config_plain(6);
+
+			config.host_tier_bytes = 1 << 20;
+			config.file_tier_bytes = 1 << 20;
+			sim_world_prepare(&world, &config);
+			sim_net_files(world.net)->fail_countdown = step;
+			sim_net_files(world.net)->fail_errno = errors[i];
+			ck_assert_int_eq(sim_world_start(&world, NULL), KV_OK);
+			struct sim_peer *peer = sim_script_connect(&world, 0);
+			const uint64_t handle = sim_script_open(peer, 0, "a");
+
+			sim_script_pass(&world, 5 * MS);
+			/* Unlinking never fails here: the fourth operation is the last of the probe. */
+			ck_assert_int_eq(world.server->spill->fd < 0, step < 3);
+			ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 60), KV_OK);
+			ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+			sim_script_pass(&world, 10 * MS);
+			ck_assert_int_eq(residence(handle, 1), KV_SPILLED);
+			ck_assert_int_eq(decode(peer, handle, 1), KV_OK);
+			sim_script_end(&world);
+		}
+	}
+}
+END_TEST
+
+/* Without a tier SPILL says so. By policy, idle sequences go by themselves. A snapshot brings them back
+ * first. */
+START_TEST(test_policy_and_snapshots)
+{
+	struct sim_config config = sim_config_plain(7);
+	struct srv_checkpoint_view view;
+	struct kv_error err = { 0 };
+
+	struct sim_peer *peer = start(8, 0, 0);
+	uint64_t handle = sim_script_open(peer, 0, "a");
+
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 60), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_BAD_STATE);
+	ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, handle, 1), KV_OK);
+	sim_script_end(&world);
+
+	config.lease_ms = 3600000;
+	config.host_tier_bytes = 1 << 20;
+	config.spill_idle_ms = 100;
+	sim_world_init(&world, &config);
+	peer = sim_script_connect(&world, 0);
+	handle = sim_script_open(peer, 0, "a");
+	for (uint32_t i = 1; i <= 3; i++)
+		ck_assert_int_eq(sim_script_append(peer, handle, i, 0, 60), KV_OK);
+	sim_script_pass(&world, 50 * MS);
+	ck_assert_uint_eq(world.server->counters.spills, 0);
+	sim_script_pass(&world, 400 * MS);
+	ck_assert_uint_eq(world.server->counters.spills, 3);
+	ck_assert_uint_eq(sim_script_blocks(&world, 0)->n_free, sim_script_blocks(&world, 0)->n_total);
+	ck_assert_int_eq(srv_checkpoint_save(world.server->checkpoint, "s", 0, &err), KV_OK);
+	for (uint32_t i = 0; i < 200 && srv_checkpoint_is_running(world.server->checkpoint); i++)
+		sim_script_pass(&world, MS);
+	srv_checkpoint_status(world.server->checkpoint, &view);
+	ck_assert_int_eq(view.status, KV_OK);
+	ck_assert_uint_eq(view.n_sequences, 3);
+	ck_assert_uint_eq(view.n_sequences_skipped, 0);
+	ck_assert_int_eq(decode(peer, handle, 2), KV_OK);
+	sim_script_end(&world);
+}
+END_TEST
+
+int main(void)
+{
+	TCase *tcase = tcase_create("tiers");
+	Suite *suite = suite_create("sim_tiers");
+
+	tcase_set_timeout(tcase, 120);
+	tcase_add_loop_test(tcase, test_out_and_back, 0, 2);
+	tcase_add_test(tcase, test_writing_while_it_goes_out);
+	tcase_add_test(tcase, test_second_thoughts);
+	tcase_add_test(tcase, test_a_small_tier_makes_progress);
+	tcase_add_loop_test(tcase, test_damage_is_found, 0, 2);
+	tcase_add_test(tcase, test_a_bad_directory);
+	tcase_add_test(tcase, test_policy_and_snapshots);
+	suite_add_tcase(suite, tcase);
+	return kv_test_run(suite, CK_FORK_GETENV);
+}
