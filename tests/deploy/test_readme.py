@@ -14,8 +14,8 @@ BUILD = pathlib.Path(os.environ["TQKV_BUILD"])
 SCRATCH = pathlib.Path(os.environ["TQKV_SCRATCH"])
 CAPTURE = next((ROOT / "tests/golden/captures").glob("*.safetensors"))
 PATIENCE_S = 120
-# Runs until it is interrupted; fetches packages; wants a second daemon.
-NOT_HERE = re.compile(r"tqkvctl top|install-packages|deploy/quickstart|tests/\w+/run|tqkvd --listen")
+# Run until they are interrupted, measure for a while, need a device, fetch packages, want a second daemon.
+NOT_HERE = re.compile(r"tqkvctl top|bench (cpu|kernels)|install-packages|deploy/quickstart|tests/\w+/run|tqkvd --listen")
 
 
 def blocks(language):
