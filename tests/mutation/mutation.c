@@ -15,6 +15,7 @@
 
 #include "core/domain_internal.h"
 #include "core/format.h"
+#include "core/plan_internal.h"
 #include "core/prefix_internal.h"
 #include "server/internal.h"
 #include "tests/mutation/scenarios.h"
@@ -77,6 +78,32 @@
 		ARGS(a, b, c, d, e))                                                                         \
 	V(kv_item_plan, ARGS(struct kv_session *a, struct kv_item *b, uint32_t c, uint32_t d, uint64_t e),   \
 		ARGS(a, b, c, d, e))                                                                         \
+	V(kv_item_plan_tables,                                                                               \
+		ARGS(struct kv_session *a, struct kv_item *b, const struct kv_frame_rows *c, uint64_t d),    \
+		ARGS(a, b, c, d))                                                                            \
+	R(kv_plan_add_tables, bool, false,                                                                   \
+		ARGS(struct kv_plan *a, const struct kv_frame_rows *b, const struct kv_item *c,              \
+			uint32_t *d),                                                                        \
+		ARGS(a, b, c, d))                                                                            \
+	V(srv_slots_dispatch, ARGS(struct srv_conn *a, struct kv_session *b, const uint8_t *c),              \
+		ARGS(a, b, c))                                                                               \
+	V(srv_table_dispatch, ARGS(struct srv_conn *a, struct kv_session *b, const uint8_t *c),              \
+		ARGS(a, b, c))                                                                               \
+	V(kv_sequence_move_windows, ARGS(struct kv_sequence *a), ARGS(a))                                    \
+	R(kv_sequence_check_reach, enum kv_status, KV_OK,                                                    \
+		ARGS(const struct kv_sequence *a, uint32_t b, uint32_t c, uint32_t d), ARGS(a, b, c, d))     \
+	R(kv_sequence_check_cut, enum kv_status, KV_OK, ARGS(const struct kv_sequence *a, uint32_t b),       \
+		ARGS(a, b))                                                                                  \
+	V(kv_sequence_cut_windows, ARGS(struct kv_sequence *a, uint32_t b), ARGS(a, b))                      \
+	V(kv_sequence_plan_exact, ARGS(struct kv_sequence *a, struct kv_item *b, uint32_t c, uint32_t d),    \
+		ARGS(a, b, c, d))                                                                            \
+	V(kv_sequence_see_exact,                                                                             \
+		ARGS(const struct kv_sequence *a, struct kv_item *b, uint32_t c, uint32_t d),                \
+		ARGS(a, b, c, d))                                                                            \
+	V(kv_sequence_cut_exact, ARGS(struct kv_sequence *a, uint32_t b, uint32_t c), ARGS(a, b, c))         \
+	V(kv_sequence_count_exact, ARGS(struct kv_sequence *a, uint64_t b), ARGS(a, b))                      \
+	R(kv_plan_add_exact_slots, const int64_t *, NULL, ARGS(struct kv_plan *a, const struct kv_item *b),  \
+		ARGS(a, b))                                                                                  \
 	V(kv_item_finish, ARGS(struct kv_item *a, uint32_t b, uint32_t c), ARGS(a, b, c))                    \
 	R(kv_item_is_stale, bool, false, ARGS(const struct kv_item *a), ARGS(a))                             \
 	V(kv_plan_end, ARGS(struct kv_plan *a), ARGS(a))                                                     \
@@ -111,6 +138,14 @@
 		ARGS(const struct kvp_header *a, const struct kvp_read_req *b, const struct kvp_geometry *c, \
 			uint64_t d, struct kvp_read_reply_layout *e, struct kvp_fault *f),                   \
 		ARGS(a, b, c, d, e, f))                                                                      \
+	R(kvp_slots_check_payload, enum kv_status, KV_OK,                                                    \
+		ARGS(const struct kvp_header *a, const struct kvp_slots_req *b,                              \
+			const struct kvp_geometry *c, struct kvp_slots_segments *d, struct kvp_fault *e),    \
+		ARGS(a, b, c, d, e))                                                                         \
+	R(kvp_table_check_payload, enum kv_status, KV_OK,                                                    \
+		ARGS(const struct kvp_header *a, const struct kvp_table_req *b,                              \
+			const struct kvp_geometry *c, struct kvp_table_segments *d, struct kvp_fault *e),    \
+		ARGS(a, b, c, d, e))                                                                         \
 	/* the server */                                                                                     \
 	R(srv_find_session, enum kv_status, KV_OK, ARGS(struct srv_conn *a, struct kv_session **b),          \
 		ARGS(a, b))                                                                                  \
@@ -216,5 +251,6 @@ int main(int argc, char **argv)
 	choose(getenv("TQKV_MUTATION"));
 	scenario_sessions();
 	scenario_rows();
+	scenario_tables();
 	return mutation < N_MUTATIONS && n_calls == 0 ? 3 : 0;
 }

@@ -91,7 +91,7 @@ enum kv_status rig_ask(uint32_t conn, const struct rig_frame *frame);
 
 struct rig_open {
 	const char *name;
-	uint32_t lease_ms, reserve_blocks, tokens_max;
+	uint32_t lease_ms, reserve_blocks, tokens_max, flags;
 };
 struct rig_frame rig_open_frame(const char *pool, const struct rig_open *open);
 /* Must succeed; returns the handle. */
@@ -113,6 +113,8 @@ enum kv_status rig_item(uint32_t conn, const struct rig_frame *frame);
 uint32_t rig_length(uint32_t conn, uint64_t session, uint64_t sequence);
 /* READs the first n_tokens rows back and compares them. */
 void rig_check_rows(uint32_t conn, uint64_t session, uint64_t sequence, uint32_t n_tokens);
+/* The reply has the attention of sequence 99's queries over these rows of layer 0. */
+void rig_check_output(const struct rig_reply *reply, uint64_t sequence, uint32_t length);
 /* DECODEs and compares with attention over the rows as rig_row() tells them. */
 void rig_check_decode(uint32_t conn, uint64_t session, uint64_t sequence, uint32_t length);
 

@@ -53,6 +53,7 @@ struct rig_frame rig_open_frame(const char *pool, const struct rig_open *open)
 		.lease_ms = open->lease_ms,
 		.reserve_blocks = open->reserve_blocks,
 		.tokens_max = open->tokens_max,
+		.flags = open->flags,
 	};
 	struct rig_frame frame = rig_plain(KVP_OP_OPEN, 0);
 
@@ -229,10 +230,8 @@ static double attend(
 	return log(sum);
 }
 
-void rig_check_decode(uint32_t conn, uint64_t session, uint64_t sequence, uint32_t length)
+void rig_check_output(const struct rig_reply *reply, uint64_t sequence, uint32_t length)
 {
-	const struct rig_frame frame = rig_decode(session, sequence, length);
-	const struct rig_reply *reply = rig_call(conn, &frame);
 	const uint8_t *payload = reply->body + kvp_payload_start(reply->header.op_bytes, 1, KVP_ITEM_BYTES);
 	struct kvp_rows_reply rows;
 	struct kvp_rows_reply_item item;
@@ -253,4 +252,11 @@ void rig_check_decode(uint32_t conn, uint64_t session, uint64_t sequence, uint32
 			CHECK(fabs((double)kvp_get_f32(out + 4 * i) - wanted[i]) < 1e-5);
 		CHECK(fabs((double)kvp_get_f32(payload + rows.lse_off + 4 * h) - lse) < 1e-5);
 	}
+}
+
+void rig_check_decode(uint32_t conn, uint64_t session, uint64_t sequence, uint32_t length)
+{
+	const struct rig_frame frame = rig_decode(session, sequence, length);
+
+	rig_check_output(rig_call(conn, &frame), sequence, length);
 }

@@ -5,5 +5,6 @@
 
 void scenario_sessions(void); /* scenarios_session.c: pools, names, leases, connections, control requests */
 void scenario_rows(void);     /* scenarios_rows.c: rows, blocks, batches, refusals */
+void scenario_tables(void);   /* scenarios_tables.c: clients' tables, windows, the exact window */
 
 #endif
