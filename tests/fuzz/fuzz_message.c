@@ -221,6 +221,62 @@ static void check_rows(struct target *target)
 	check_rows_reply(target, rows);
 }
 
+static void check_slots(struct target *target)
+{
+	const struct kvp_slots_req *slots = &target->request->slots;
+	const struct kvp_geometry *geometry = &target->geometry;
+	const uint64_t payload_bytes = kvp_payload_bytes(&target->header);
+	struct kvp_slots_segments segments;
+	const enum kv_status status =
+		kvp_slots_check_payload(&target->header, slots, geometry, &segments, &target->fault);
+
+	if (status != KV_OK) {
+		check_refusal(target, status);
+		return;
+	}
+	FUZZ_CHECK((uint64_t)slots->layer_first + slots->n_layers <= geometry->n_layers);
+	check_segment(&segments.k,
+		rows_bytes(
+			geometry, true, slots->k_dtype, slots->layer_first, slots->n_layers, slots->n_tokens),
+		payload_bytes);
+	check_segment(&segments.v,
+		rows_bytes(geometry, false, slots->v_dtype, slots->layer_first, slots->n_layers,
+			slots->n_tokens),
+		payload_bytes);
+	check_segment(&segments.slots, 8.0 * slots->n_tokens, payload_bytes);
+	FUZZ_CHECK(is_apart(&segments.k, &segments.v) && is_apart(&segments.k, &segments.slots) &&
+		is_apart(&segments.v, &segments.slots));
+}
+
+static void check_table(struct target *target)
+{
+	const struct kvp_table_req *table = &target->request->table;
+	const struct kvp_geometry *geometry = &target->geometry;
+	const uint64_t payload_bytes = kvp_payload_bytes(&target->header);
+	struct kvp_table_segments segments;
+
+	FUZZ_CHECK(table->n_sequences > 0 && table->n_sequences <= target->caps.items_max);
+	FUZZ_CHECK(table->n_q_total % table->n_sequences == 0 &&
+		table->n_q_total / table->n_sequences <= target->caps.q_len_max);
+	FUZZ_CHECK(isfinite(table->scale) && table->scale >= 0);
+	const enum kv_status status =
+		kvp_table_check_payload(&target->header, table, geometry, &segments, &target->fault);
+
+	if (status != KV_OK) {
+		check_refusal(target, status);
+		return;
+	}
+	FUZZ_CHECK(table->layer < geometry->n_layers);
+	check_segment(&segments.q,
+		(double)table->n_q_total * geometry->q_heads * geometry->k_head_dim *
+			kvp_dtype_bytes(table->q_dtype),
+		payload_bytes);
+	check_segment(&segments.table, 4.0 * table->n_sequences * table->table_stride, payload_bytes);
+	check_segment(&segments.seen, 4.0 * table->n_sequences, payload_bytes);
+	FUZZ_CHECK(is_apart(&segments.q, &segments.table) && is_apart(&segments.q, &segments.seen) &&
+		is_apart(&segments.table, &segments.seen));
+}
+
 /* The bound is exact: what fits is accepted, one token more is not. */
 static void check_read_bound(struct target *target, uint32_t n_fit)
 {
@@ -309,6 +365,12 @@ static void check_accepted(struct target *target)
 		break;
 	case KVP_OP_READ:
 		check_read(target);
+		break;
+	case KVP_OP_UPDATE_SLOTS:
+		check_slots(target);
+		break;
+	case KVP_OP_DECODE_TABLE:
+		check_table(target);
 		break;
 	case KVP_OP_TRUNCATE:
 	case KVP_OP_FREE:
