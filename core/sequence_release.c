@@ -65,6 +65,9 @@ static uint32_t cut_live(struct kv_sequence *sequence, uint32_t n_max)
 
 	if (is_resting)
 		kv_sequence_count_resting(sequence, true);
+	/* Evicting it would give nothing. */
+	if (is_resting && kv_sequence_n_blocks(sequence) == 0)
+		kv_sequence_wake(sequence);
 
 	slot->n_chunks -= n_chunks - kv_sequence_n_chunks(sequence);
 	kv_list_remove(&sequence->in_surplus);

@@ -133,6 +133,18 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 
 /* ---- eviction ---- */
 
+/* What is in a tier, or on its way, has no blocks to give: where it is, only the real one knows. */
+static bool is_away(const struct sim_session *session, uint64_t sequence_id)
+{
+	struct kv_session *real;
+
+	if (kv_session_find(session->pool->domain, session->handle, &real) != KV_OK)
+		return true;
+	const struct kv_sequence *sequence = kv_sequence_find(real, sequence_id);
+
+	return !sequence || sequence->residence != KV_RESIDENT;
+}
+
 static bool may_be_evicted(const struct sim_sequence *sequence)
 {
 	return sequence->is_evictable && !sequence->is_evicted && sequence->n_pending == 0 &&
@@ -152,7 +164,7 @@ void sim_model_evicted(struct sim_model *model, const struct kv_sequence *real,
 		for (const struct sim_sequence *other = session->sequences;
 			other && session->pool == own->pool; other = other->next)
 			SIM_CHECK(other == sequence || other == planned || !may_be_evicted(other) ||
-					sim_sequence_longest(other) == 0 ||
+					sim_sequence_longest(other) == 0 || is_away(session, other->id) ||
 					other->rest_seq > sequence->rest_seq,
 				"sequence %llu is evicted, %llu was used before it",
 				(unsigned long long)sequence->id, (unsigned long long)other->id);

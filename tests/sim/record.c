@@ -305,19 +305,35 @@ WRAPPED(enum kv_status, srv_spill_item, struct srv_spill *spill, struct kv_sessi
 	return status;
 }
 
+/* It came to rest again, wherever it is now. */
+static void note_moved(const struct kv_domain *domain, struct kv_session *real, uint64_t id)
+{
+	if (!sim_is_watched(domain) || !real || real->state != KV_SESSION_OPEN)
+		return;
+	const struct kv_sequence *found = kv_sequence_find(real, id);
+
+	if (found)
+		sim_model_moved_end(&sim_world_now->model, real->handle, id, found->residence == KV_SPILLED);
+}
+
 WRAPPED(void, kv_sequence_spill_end, struct kv_sequence *sequence, bool is_stored)
 {
-	const struct kv_pool *pool = sequence->pool;
+	const struct kv_domain *domain = sequence->pool->domain;
 	const uint64_t id = sequence->id;
 	struct kv_session *real = sequence->is_zombie ? NULL : sequence->session;
-	const struct kv_sequence *found;
 
 	__real_kv_sequence_spill_end(sequence, is_stored);
-	if (!sim_is_watched(pool->domain) || !real || real->state != KV_SESSION_OPEN)
-		return;
-	found = kv_sequence_find(real, id);
-	if (found && found->residence == KV_SPILLED)
-		sim_model_spilled(&sim_world_now->model, real->handle, id);
+	note_moved(domain, real, id);
+}
+
+WRAPPED(void, kv_sequence_fetch_end, struct kv_sequence *sequence, bool is_whole)
+{
+	const struct kv_domain *domain = sequence->pool->domain;
+	const uint64_t id = sequence->id;
+	struct kv_session *real = sequence->is_zombie ? NULL : sequence->session;
+
+	__real_kv_sequence_fetch_end(sequence, is_whole);
+	note_moved(domain, real, id);
 }
 
 /* ---- snapshots ---- */

@@ -59,7 +59,13 @@ static bool is_explained(struct sim_peer *peer, struct sim_request *request, con
 {
 	const enum kv_status status = (enum kv_status)header->status;
 	const bool needs_session = kvp_opcode_row(request->opcode)->session_rule != KVP_SESSION_NONE;
+	const struct sim_session *session = sim_model_session(&peer->world->model, request->session);
 
+	/* A session has either sequences or client tables, and that is seen before most flaws. */
+	if (status == KV_BAD_STATE && session && session->has_tables != sim_request_is_tables(request)) {
+		CHECK(request->planned_seq == 0, "BAD_STATE although it was planned");
+		return true;
+	}
 	if (request->flaw != SIM_FLAW_NONE) {
 		/* What is checked behind the handle may not be reached. */
 		CHECK(status == sim_flaw_status(request->flaw) ||
@@ -75,13 +81,6 @@ static bool is_explained(struct sim_peer *peer, struct sim_request *request, con
 	if (status != KV_OK && needs_session && request->planned_seq == 0 &&
 		sim_reply_session_error(peer, request, status))
 		return true;
-	const struct sim_session *session = sim_model_session(&peer->world->model, request->session);
-
-	/* A session has either sequences or client tables. */
-	if (status == KV_BAD_STATE && session && session->has_tables != sim_request_is_tables(request)) {
-		CHECK(request->planned_seq == 0, "BAD_STATE although it was planned");
-		return true;
-	}
 	if (status == KV_DRAINING) {
 		CHECK(peer->world->server->is_draining, "DRAINING while nobody drains");
 		CHECK(request->planned_seq == 0, "DRAINING although it was planned");
