@@ -58,7 +58,7 @@ class Polling(unittest.TestCase):
             self.assertEqual(daemon.metrics()["tqkv_sessions"], N_SESSIONS + 1)
             self.steps(raw, session, 1)  # warm
             ratio, tries = float("inf"), 0
-            while ratio > RATIO_MAX and tries < 3:  # other programs on this machine are no reason to fail
+            while ratio > RATIO_MAX and tries < 6:  # other programs on this machine are no reason to fail
                 quiet = self.steps(raw, session, 10 + 2 * tries)
                 poller = subprocess.Popen([sys.executable, "-c", POLLER, daemon.http], stdout=subprocess.PIPE, text=True)
                 try:
