@@ -37,7 +37,8 @@ static void copy_layers(struct sim_sequence *to, const struct sim_sequence *from
 		layer->planned = layer->committed = n;
 		layer->row_ids = malloc(layer->n_max * sizeof(layer->row_ids[0]));
 		SIM_CHECK(layer->row_ids, "no memory for the model");
-		memcpy(layer->row_ids, from->layers[l].row_ids, n * sizeof(layer->row_ids[0]));
+		if (n > 0)
+			memcpy(layer->row_ids, from->layers[l].row_ids, n * sizeof(layer->row_ids[0]));
 	}
 }
 

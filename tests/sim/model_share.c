@@ -125,8 +125,9 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 		layer->gone_end = parent->layers[l].gone_end;
 		layer->row_ids = malloc(layer->n_max * sizeof(layer->row_ids[0]));
 		SIM_CHECK(layer->row_ids, "no memory for the model");
-		memcpy(layer->row_ids, parent->layers[l].row_ids,
-			expected->length * sizeof(layer->row_ids[0]));
+		if (expected->length > 0)
+			memcpy(layer->row_ids, parent->layers[l].row_ids,
+				expected->length * sizeof(layer->row_ids[0]));
 	}
 	sim_model_cut_windows(session->pool->spec, child, expected->length);
 }
