@@ -85,9 +85,10 @@ class Raw:
 
     def __init__(self, addr, timeout=30):
         if addr.startswith("unix:"):
+            # Without a time limit connect() waits for room in the listener's queue; with one it says EAGAIN.
             self.socket = socket.socket(socket.AF_UNIX)
-            self.socket.settimeout(timeout)
             self.socket.connect(addr[5:])
+            self.socket.settimeout(timeout)
         else:
             host, port = addr[4:].rsplit(":", 1)
             self.socket = socket.create_connection((host, int(port)), timeout)
