@@ -1,7 +1,8 @@
 /*
  * Answers to control requests: bounded snapshots of what the loop owns, as plain structs. Nothing is rendered
- * here. What would be too much for one turn (a look at every session) is parked and goes on next turn; parked
- * ones count against SRV_CONTROL_PER_TURN, so at most that many are parked at a time.
+ * here. What would be too much for one turn (a look at every session) is parked and goes on in a later one,
+ * in order of parking; each look counts against SRV_CONTROL_PER_TURN. Parked ones are as many as there are
+ * HTTP connections at most.
  */
 #include <stdio.h>
 #include <string.h>
@@ -284,6 +285,31 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 	return is_done;
 }
 
+static void park(struct srv_server *server, struct srv_control *control)
+{
+	control->next = NULL;
+	if (server->parked_last)
+		server->parked_last->next = control;
+	else
+		server->parked = control;
+	server->parked_last = control;
+	server->n_parked++;
+}
+
+struct srv_control *srv_control_unpark(struct srv_server *server)
+{
+	struct srv_control *control = server->parked;
+
+	if (!control)
+		return NULL;
+	server->parked = control->next;
+	if (!server->parked)
+		server->parked_last = NULL;
+	server->n_parked--;
+	control->next = NULL;
+	return control;
+}
+
 void srv_server_control(struct srv_server *server, struct srv_control *control)
 {
 	bool is_parked = false;
@@ -297,21 +323,15 @@ void srv_server_control(struct srv_server *server, struct srv_control *control)
 		control->done(control);
 		return;
 	}
-	if (!is_parked)
-		return;
-	control->next = server->parked;
-	server->parked = control;
-	server->n_parked++;
+	if (is_parked)
+		park(server, control);
 }
 
 void srv_control_stop(struct srv_server *server)
 {
 	struct srv_control *control;
 
-	while ((control = server->parked) != NULL) {
-		server->parked = control->next;
-		server->n_parked--;
-		control->next = NULL;
+	while ((control = srv_control_unpark(server)) != NULL) {
 		control->is_begun = false;
 		control->status = kv_fail(&control->error, KV_DRAINING, "the daemon is stopping");
 		control->done(control);

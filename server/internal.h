@@ -262,8 +262,9 @@ struct srv_server {
 	bool is_draining, is_lost, has_finished; /* has_finished: a request ended this turn */
 	bool has_saved;                          /* the snapshot of draining was begun */
 	uint64_t drain_end_ns;
-	uint64_t n_work;            /* counted per turn by the simulation: released blocks */
-	struct srv_control *parked; /* control requests that go on next turn */
+	uint64_t n_work; /* counted per turn by the simulation: released blocks */
+	struct srv_control *parked,
+		*parked_last; /* control requests that go on in a later turn, oldest first */
 	uint32_t n_parked;
 	struct srv_log_gate gate_protocol, gate_slow, gate_accept, gate_submit;
 };
@@ -330,7 +331,10 @@ void srv_reply_send(struct srv_conn *conn, uint32_t n_bytes);
 
 /* server.c: goes over to settings that a reload published */
 void srv_take_settings(struct srv_server *server);
-/* control.c: answers what is parked, because the loop ends */
+/* control.c */
+/* The oldest of those that are parked, which is not any more; NULL: none. */
+struct srv_control *srv_control_unpark(struct srv_server *server);
+/* Answers what is parked, because the loop ends. */
 void srv_control_stop(struct srv_server *server);
 /* control_gauges.c */
 void srv_control_info(struct srv_server *server, struct srv_info *info);

@@ -234,21 +234,22 @@ static void take_events(struct srv_server *server, int64_t timeout_ns)
 		server->last_event_ns = server->now_ns;
 }
 
-/* Those that go on have had their share of this turn. */
+/*
+ * Those that go on have had their share of this turn. While others wait in the mailbox they get half of it:
+ * what waits for a batch, perhaps of a backend that hangs, keeps nobody else from an answer.
+ */
 static void take_control(struct srv_server *server)
 {
-	struct srv_control *parked = server->parked, *control;
-	uint32_t n = server->n_parked;
+	const bool has_mail = server->seams.mailbox && !srv_mailbox_is_empty(server->seams.mailbox);
+	const uint32_t n_parked_max = has_mail ? SRV_CONTROL_PER_TURN / 2 : SRV_CONTROL_PER_TURN;
+	const uint32_t n_parked = server->n_parked < n_parked_max ? server->n_parked : n_parked_max;
+	uint32_t n = 0;
 
-	server->parked = NULL;
-	server->n_parked = 0;
-	while ((control = parked) != NULL) {
-		parked = control->next;
-		control->next = NULL;
-		srv_server_control(server, control);
-	}
-	for (; server->seams.mailbox && n < SRV_CONTROL_PER_TURN; n++) {
-		control = srv_mailbox_take(server->seams.mailbox);
+	for (; n < n_parked; n++)
+		srv_server_control(server, srv_control_unpark(server));
+	for (; has_mail && n < SRV_CONTROL_PER_TURN; n++) {
+		struct srv_control *control = srv_mailbox_take(server->seams.mailbox);
+
 		if (!control)
 			return;
 		srv_server_control(server, control);

@@ -161,6 +161,12 @@ static void done(struct srv_control *control)
 	}
 }
 
+static void post(struct sim_world *world, struct sim_asked *asked)
+{
+	asked->is_posted = true;
+	SIM_CHECK(srv_mailbox_post(&world->mailbox, &asked->control), "the mailbox is full");
+}
+
 static void post_one(struct sim_world *world, struct sim_asked *asked)
 {
 	static const enum srv_control_kind kinds[] = { SRV_CONTROL_INFO, SRV_CONTROL_POOLS,
@@ -201,8 +207,21 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 			: NULL;
 		snprintf(control->name, sizeof(control->name), "%s", sim_pool_name(SIM_POOLS_MAX));
 	}
-	asked->is_posted = true;
-	SIM_CHECK(srv_mailbox_post(&world->mailbox, control), "the mailbox is full");
+	post(world, asked);
+}
+
+struct sim_asked *sim_controls_ask(struct sim_world *world, enum srv_control_kind kind, uint64_t id)
+{
+	for (uint32_t i = 0; i < SIM_CONTROLS; i++) {
+		struct sim_asked *asked = &world->asked[i];
+
+		if (asked->is_posted)
+			continue;
+		asked->control = (struct srv_control){ .kind = kind, .id = id, .done = done, .user = world };
+		post(world, asked);
+		return asked;
+	}
+	sim_fail("too many control requests");
 }
 
 void sim_controls_post(struct sim_world *world, uint32_t n)

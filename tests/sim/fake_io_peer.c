@@ -142,9 +142,12 @@ void *sim_net_user(const struct kv_io_conn *conn)
 static uint64_t conn_next_ns(struct sim_net *net, struct kv_io_conn *conn)
 {
 	const uint64_t now_ns = net->clock->now_ns;
-	uint64_t due_ns = sim_wire_next_ns(&conn->out, now_ns); /* the peer would read it */
 	const uint64_t in_ns = sim_wire_next_ns(&conn->in, now_ns);
+	const bool is_sent =
+		conn->phase == OPEN && conn->is_sending && (conn->is_reset || sim_net_push_send(net, conn));
+	uint64_t due_ns = sim_wire_next_ns(&conn->out, now_ns); /* the peer would read it */
 
+	/* Also what was just now put on the wire. */
 	if (!conn->is_deaf && !conn->is_reset && !conn->is_cut && sim_wire_available(&conn->out, now_ns) > 0)
 		return now_ns;
 	if (conn->phase == WAITS)
@@ -163,9 +166,7 @@ static uint64_t conn_next_ns(struct sim_net *net, struct kv_io_conn *conn)
 		if (in_ns < due_ns)
 			due_ns = in_ns;
 	}
-	if (conn->is_sending && (conn->is_reset || sim_net_push_send(net, conn)))
-		return now_ns;
-	return due_ns;
+	return is_sent ? now_ns : due_ns;
 }
 
 uint64_t sim_net_next_ns(struct sim_net *net)

@@ -10,6 +10,8 @@
 		66,  /* a taken pool name was told as a lack of memory */                                  \
 		156, /* closed inside op structs: the read-ahead buffer was lost */                        \
 		202842, /* HELLO waited for a reply buffer, and was late */                                \
-		100305, /* another connection closed the session that a parked one waited for */
+		100305, /* another connection closed the session that a parked one waited for */           \
+		25818,  /* control requests that waited for a batch made the loop spin */                  \
+		21557,  /* the network's peer took its time to read */
 
 #endif

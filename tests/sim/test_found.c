@@ -270,6 +270,70 @@ START_TEST(test_a_taken_pool_name_is_no_lack_of_memory)
 }
 END_TEST
 
+/*
+ * Requests over HTTP that wait for a backend that hangs, more of them than a turn answers: others are
+ * answered beside them, and nobody spins for those in the mailbox.
+ */
+START_TEST(test_control_requests_that_wait_keep_nobody_from_an_answer)
+{
+	struct sim_config config = sim_config_plain(29);
+	struct sim_peer *peers[4];
+	uint64_t handles[12];
+
+	config.control_per_mille = 1;
+	sim_world_init(&world, &config);
+	for (uint32_t i = 0; i < KV_LENGTH(peers); i++)
+		peers[i] = sim_script_connect(&world, i);
+	for (uint32_t i = 0; i < KV_LENGTH(handles); i++)
+		handles[i] = sim_script_open(peers[i % 4], 0, NULL);
+	sim_backend_hold(world.backend, true);
+	for (uint32_t i = 0; i < KV_LENGTH(handles); i++) {
+		struct sim_request *request = sim_script_new(peers[i % 4], KVP_OP_APPEND, handles[i]);
+
+		sim_script_item(request, 1, 0, 1);
+		sim_script_send(request);
+		sim_script_pass(&world, MS); /* the first two are batches, the others wait */
+	}
+	for (uint32_t i = 2; i < KV_LENGTH(handles); i++)
+		sim_controls_ask(&world, SRV_CONTROL_SESSION_DELETE, handles[i]);
+	sim_script_pass(&world, 5 * MS);
+	ck_assert_uint_eq(world.server->n_parked, KV_LENGTH(handles) - 2);
+	for (uint32_t i = 0; i < 20; i++) {
+		const struct sim_asked *asked = sim_controls_ask(&world, SRV_CONTROL_INFO, 0);
+
+		sim_script_pass(&world, MS);
+		ck_assert(!asked->is_posted);
+	}
+	sim_backend_hold(world.backend, false);
+	sim_script_pass(&world, 50 * MS);
+	ck_assert(sim_controls_are_done(&world));
+	ck_assert_uint_eq(kv_domain_n_sessions(world.server->domain), 2);
+	sim_script_end(&world);
+}
+END_TEST
+
+/* A peer that reads all that comes is not slow, however little the network holds at a time. */
+START_TEST(test_a_narrow_network_is_no_slow_reader)
+{
+	struct sim_config config = sim_config_plain(30);
+
+	config.net.wire_bytes_max = 1024;
+	config.net.delay_ns_max = 0;
+	config.net.skip_per_mille = 300;
+	config.send_timeout_ms = 100;
+	sim_world_init(&world, &config);
+	struct sim_peer *peer = sim_script_connect(&world, 0);
+	struct sim_request *echo = sim_script_new(peer, KVP_OP_PING, 0);
+
+	echo->has_echo = true;
+	echo->echo_bytes = 130000;
+	sim_script_send(echo);
+	sim_world_run(&world, 5000 * MS); /* the server sleeps as long as it wants to */
+	ck_assert(echo->is_replied);
+	sim_script_end(&world);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("sim_found");
@@ -284,6 +348,8 @@ int main(void)
 	tcase_add_test(tcase, test_every_answer_to_a_checksum_has_one);
 	tcase_add_test(tcase, test_rows_of_a_session_are_counted_once);
 	tcase_add_test(tcase, test_a_taken_pool_name_is_no_lack_of_memory);
+	tcase_add_test(tcase, test_control_requests_that_wait_keep_nobody_from_an_answer);
+	tcase_add_test(tcase, test_a_narrow_network_is_no_slow_reader);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
 }

@@ -139,6 +139,8 @@ const struct kv_pool_spec *sim_world_spec(const struct sim_world *world, const c
 
 /* control.c: posts and checks control requests. */
 void sim_controls_post(struct sim_world *world, uint32_t n);
+/* Posts this one; where the configuration has control requests at all. */
+struct sim_asked *sim_controls_ask(struct sim_world *world, enum srv_control_kind kind, uint64_t id);
 bool sim_controls_are_done(const struct sim_world *world);
 
 /* record.c: hooks for the backend. */
