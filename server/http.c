@@ -167,6 +167,8 @@ static enum MHD_Result begin(
 	}
 	atomic_fetch_add(&http->counters.requests, 1);
 	*con_cls = request;
+	if (!srv_http_conn_is_current(request))
+		return MHD_NO;
 	const char *length =
 		MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
 
@@ -336,11 +338,6 @@ void srv_http_stop(struct srv_http *http)
 			MHD_stop_daemon(http->listeners[i].daemon);
 	if (http->has_watchdog)
 		pthread_join(http->watchdog, NULL);
-	kv_free(http->certificate);
-	if (http->key)
-		explicit_bzero(http->key, strlen(http->key));
-	kv_free(http->key);
-	kv_free(http->client_ca);
 	pthread_mutex_lock(&http->lock);
 	unref_and_unlock(http);
 }

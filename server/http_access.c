@@ -13,6 +13,7 @@
 
 #include "server/http_internal.h"
 #include "server/http_rules.h"
+#include "server/http_tls.h"
 #include "server/io_address.h"
 #include "server/log.h"
 
@@ -203,7 +204,9 @@ bool srv_http_is_refused(
 void srv_http_audit(struct srv_http_request *request, unsigned http_status)
 {
 	char peer[80];
-	const char *who = request->who ? request->who : request->http->client_ca ? "a certificate" : "nobody";
+	const char *who = request->who                                                   ? request->who
+		: request->settings && srv_http_tls_asks_clients(request->settings->tls) ? "a certificate"
+											 : "nobody";
 
 	peer_text(request, peer, sizeof(peer));
 	srv_log_audit("audit %s %s%s%s by %s from %s status %u", request->route->method, request->route->path,

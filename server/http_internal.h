@@ -130,8 +130,9 @@ struct srv_http_listener {
 struct srv_http_conn {
 	struct kv_list_node link;
 	int fd;
-	uint64_t since_ns; /* accepted, or the last answer was complete */
-	bool is_ended;     /* was too slow: shut down, waits for the library to notice */
+	uint64_t since_ns;             /* accepted, or the last answer was complete */
+	bool is_ended;                 /* was too slow: shut down, waits for the library to notice */
+	struct srv_settings *settings; /* whose certificates it uses; NULL: no TLS */
 };
 
 /* What HTTP itself counts. Any of its threads; read for a scrape. */
@@ -149,7 +150,6 @@ struct srv_http {
 	struct srv_pulse *pulse;
 	struct kv_clock *clock;
 	struct srv_http_listener listeners[SRV_HTTP_LISTENERS];
-	char *certificate, *key, *client_ca; /* PEM; NULL: no TLS, no client certificates */
 	uint64_t started_ns;
 	struct srv_http_counters counters;
 	pthread_mutex_t lock;
@@ -189,6 +189,8 @@ void *srv_http_watch(void *http);
 void srv_http_on_connection(void *cls, struct MHD_Connection *connection, void **socket_context,
 	enum MHD_ConnectionNotificationCode code);
 void srv_http_conn_answered(struct srv_http *http, struct MHD_Connection *connection);
+/* False: its client was let in by certificates that a reload has replaced since; it has to come again. */
+bool srv_http_conn_is_current(const struct srv_http_request *request);
 
 /* http_access.c: may this be asked? True: it may not, and *result is what was answered. */
 bool srv_http_is_refused(

@@ -1,12 +1,11 @@
 /*
- * Listening for HTTP: sockets, certificates, the library's threads. One thread per address: the control API,
- * and metrics apart from it where they are asked for.
+ * Listening for HTTP: sockets, the library's threads. One thread per address: the control API, and metrics
+ * apart from it where they are asked for. Certificates are handed to each session (http_tls.h).
  *
  * Client certificates are demanded and checked in the handshake: who has none, or one of another authority,
  * or one that is over, gets a TLS alert and never reaches a route.
  */
 #include <errno.h>
-#include <gnutls/gnutls.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -17,11 +16,11 @@
 
 #include "core/memory.h"
 #include "server/http_internal.h"
+#include "server/http_tls.h"
 #include "server/io_address.h"
 #include "server/log.h"
 
 #define LISTEN_BACKLOG 128
-#define PEM_BYTES_MAX  1048576u
 /* TLS 1.3 only: every client of this API is younger than it. */
 #define TLS_PRIORITIES "NORMAL:-VERS-ALL:+VERS-TLS1.3"
 
@@ -48,7 +47,10 @@ static void log_library(void *cls, const char *fmt, va_list args)
 
 static bool may_be_reached(const struct srv_http *http)
 {
-	return http->options->insecure || http->client_ca || strcmp(http->options->tokens_file, "off") != 0;
+	const struct srv_options *options = http->options;
+
+	return options->insecure || strcmp(options->http_client_ca_file, "off") != 0 ||
+		strcmp(options->tokens_file, "off") != 0;
 }
 
 static enum kv_status bind_listener(const char *option_name, const char *wanted,
@@ -102,21 +104,19 @@ static enum kv_status tell_bound(int fd, char *bound, uint32_t bound_bytes_max, 
 static enum kv_status start_daemon(struct srv_http_listener *listener, int fd, struct kv_error *err)
 {
 	struct srv_http *http = listener->http;
-	const bool has_tls = http->certificate && !listener->is_metrics;
+	const bool has_tls =
+		strcmp(http->options->http_certificate_file, "off") != 0 && !listener->is_metrics;
 	const unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME |
 		MHD_USE_ITC | MHD_USE_ERROR_LOG | (has_tls ? MHD_USE_TLS : 0);
-	struct MHD_OptionItem tls[5] = { { MHD_OPTION_END, 0, NULL } };
-	unsigned n = 0;
+	struct MHD_OptionItem tls[3] = { { MHD_OPTION_END, 0, NULL }, { MHD_OPTION_END, 0, NULL },
+		{ MHD_OPTION_END, 0, NULL } };
 	sigset_t all, before;
 
 	if (has_tls) {
-		tls[n++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_CERT, 0, http->certificate };
-		tls[n++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_KEY, 0, http->key };
-		tls[n++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_PRIORITIES, 0,
+		tls[0] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_PRIORITIES, 0,
 			(void *)(uintptr_t)TLS_PRIORITIES };
-		if (http->client_ca)
-			tls[n++] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_MEM_TRUST, 0, http->client_ca };
-		tls[n] = (struct MHD_OptionItem){ MHD_OPTION_END, 0, NULL };
+		tls[1] = (struct MHD_OptionItem){ MHD_OPTION_HTTPS_CERT_CALLBACK, 0,
+			(void *)(uintptr_t)srv_http_tls_none };
 	}
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -130,9 +130,8 @@ static enum kv_status start_daemon(struct srv_http_listener *listener, int fd, s
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (listener->daemon)
 		return KV_OK;
-	return kv_fail(err, has_tls ? KV_BAD_CONFIG : KV_IO_ERROR, "http: libmicrohttpd %s could not start%s",
-		MHD_get_version(),
-		has_tls ? ": are http_certificate_file and http_key_file a pair, and PEM?" : "");
+	return kv_fail(err, KV_IO_ERROR, "http: libmicrohttpd %s could not start%s", MHD_get_version(),
+		has_tls ? " with TLS" : "");
 }
 
 static enum kv_status start_listener(struct srv_http_listener *listener, const char *option_name,
@@ -150,32 +149,6 @@ static enum kv_status start_listener(struct srv_http_listener *listener, const c
 	return status;
 }
 
-static enum kv_status read_pem(const char *path, char **out, struct kv_error *err)
-{
-	uint64_t n_bytes = 0;
-
-	if (strcmp(path, "off") == 0)
-		return KV_OK;
-	const enum kv_status status = kv_files_system()->read_all(path, PEM_BYTES_MAX, out, &n_bytes, err);
-
-	if (status == KV_OK)
-		return KV_OK;
-	if (err)
-		err->status = KV_BAD_CONFIG;
-	return KV_BAD_CONFIG;
-}
-
-static enum kv_status read_certificates(struct srv_http *http, struct kv_error *err)
-{
-	enum kv_status status = read_pem(http->options->http_certificate_file, &http->certificate, err);
-
-	if (status == KV_OK)
-		status = read_pem(http->options->http_key_file, &http->key, err);
-	if (status == KV_OK)
-		status = read_pem(http->options->http_client_ca_file, &http->client_ca, err);
-	return status;
-}
-
 enum kv_status srv_http_listen(
 	struct srv_http *http, char *bound, uint32_t bound_bytes_max, struct kv_error *err)
 {
@@ -185,10 +158,8 @@ enum kv_status srv_http_listen(
 
 	bound[0] = '\0';
 	if (strcmp(options->http, "off") != 0) {
-		status = read_certificates(http, err);
-		if (status == KV_OK)
-			status = start_listener(
-				&http->listeners[0], "http", options->http, bound, bound_bytes_max, err);
+		status = start_listener(
+			&http->listeners[0], "http", options->http, bound, bound_bytes_max, err);
 	}
 	if (status != KV_OK || strcmp(options->metrics_listen, "off") == 0)
 		return status;

@@ -8,26 +8,30 @@
  * closes it; the descriptor stays valid until srv_http_on_connection() takes it off the list, under the same
  * lock.
  */
-#include <gnutls/gnutls.h>
 #include <sys/socket.h>
 
 #include "core/memory.h"
 #include "server/http_internal.h"
+#include "server/http_tls.h"
 
 /* How late a slow peer may be noticed. */
 #define SCAN_MS 250u
 
-static void demand_certificate(struct MHD_Connection *connection)
+/* Its certificates, for as long as it lasts. Without a set the handshake fails. */
+static void hand_certificates(
+	struct srv_http *http, struct MHD_Connection *connection, struct srv_http_conn *conn)
 {
 	const union MHD_ConnectionInfo *info =
 		MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
 
-	if (!info || !info->tls_session)
+	if (!info || !info->tls_session || !http->settings)
 		return;
-	gnutls_session_t session = (gnutls_session_t)info->tls_session;
+	struct srv_settings *settings = srv_settings_get(http->settings);
 
-	gnutls_certificate_server_set_request(session, GNUTLS_CERT_REQUIRE);
-	gnutls_session_set_verify_cert(session, NULL, 0);
+	if (settings->tls && srv_http_tls_attach(settings->tls, (gnutls_session_t)info->tls_session))
+		conn->settings = settings;
+	else
+		srv_settings_put(settings);
 }
 
 static void begin_connection(
@@ -39,13 +43,12 @@ static void begin_connection(
 	struct srv_http_conn *conn = kv_alloc(1, sizeof(*conn));
 
 	atomic_fetch_add(&http->counters.connections, 1);
-	if (http->client_ca && !listener->is_metrics)
-		demand_certificate(connection);
 	*socket_context = conn;
 	if (!conn)
-		return; /* not watched; the library's own timeout remains */
+		return; /* not watched; the library's own timeout remains. No certificate, so no TLS */
 	conn->fd = info ? info->connect_fd : -1;
 	conn->since_ns = srv_http_monotonic_ns();
+	hand_certificates(http, connection, conn);
 	pthread_mutex_lock(&http->lock);
 	kv_list_push_back(&http->conns, &conn->link);
 	http->n_conns++;
@@ -70,7 +73,18 @@ void srv_http_on_connection(void *cls, struct MHD_Connection *connection, void *
 	kv_list_remove(&conn->link);
 	listener->http->n_conns--;
 	pthread_mutex_unlock(&listener->http->lock);
+	srv_settings_put(conn->settings);
 	kv_free(conn);
+}
+
+bool srv_http_conn_is_current(const struct srv_http_request *request)
+{
+	const union MHD_ConnectionInfo *info =
+		MHD_get_connection_info(request->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+	const struct srv_http_conn *conn = info ? info->socket_context : NULL;
+
+	return !conn || !conn->settings || conn->settings == request->settings ||
+		!srv_http_tls_asks_clients(request->settings->tls);
 }
 
 void srv_http_conn_answered(struct srv_http *http, struct MHD_Connection *connection)

@@ -6,6 +6,7 @@
 
 #include "core/checked.h"
 #include "core/memory.h"
+#include "server/http_tls.h"
 #include "server/log.h"
 #include "server/options_internal.h"
 
@@ -17,9 +18,10 @@ _Static_assert(SRV_N_OPTIONS + 2 <= SRV_RELOAD_NAMES_MAX, "a reload tells of opt
 
 /* What may change while the daemon runs; everything else was used up at start. */
 static const enum srv_option_idx reloadable[] = { IDX(log_level), IDX(http_name), IDX(tokens_file),
-	IDX(unix_uids), IDX(inflight_requests_max), IDX(inflight_bytes_max), IDX(io_timeout_ms),
-	IDX(send_timeout_ms), IDX(hello_timeout_ms), IDX(min_rate_bytes_per_s), IDX(drain_timeout_ms),
-	IDX(busy_poll_us), IDX(self_test_interval_ms) };
+	IDX(http_certificate_file), IDX(http_key_file), IDX(http_client_ca_file), IDX(unix_uids),
+	IDX(inflight_requests_max), IDX(inflight_bytes_max), IDX(io_timeout_ms), IDX(send_timeout_ms),
+	IDX(hello_timeout_ms), IDX(min_rate_bytes_per_s), IDX(drain_timeout_ms), IDX(busy_poll_us),
+	IDX(self_test_interval_ms) };
 
 const char *srv_reload_name(uint32_t bit_idx)
 {
@@ -93,9 +95,12 @@ static enum kv_status make(struct srv_options *options, const struct kv_files *f
 
 	if (!settings)
 		return kv_fail(err, KV_NO_MEMORY, "settings: no memory");
-	const enum kv_status status = srv_settings_read_tokens(options, files, &settings->tokens, err);
+	enum kv_status status = srv_settings_read_tokens(options, files, &settings->tokens, err);
 
+	if (status == KV_OK)
+		status = srv_http_tls_create(options, files, &settings->tls, err);
 	if (status != KV_OK) {
+		srv_tokens_wipe(&settings->tokens);
 		kv_free(settings);
 		return status;
 	}
@@ -154,6 +159,7 @@ void srv_settings_put(struct srv_settings *settings)
 		return;
 	srv_options_finish(&settings->options);
 	srv_tokens_wipe(&settings->tokens);
+	srv_http_tls_destroy(settings->tls);
 	kv_free(settings);
 }
 
@@ -180,8 +186,18 @@ static bool is_same(const struct srv_option_row *row, const char *a, const char 
 	return row->kind == SRV_OPTION_TEXT ? strcmp(a, b) == 0 : memcmp(a, b, field_bytes(row)) == 0;
 }
 
-static bool is_reloadable(uint32_t option_idx)
+static bool is_certificate(uint32_t option_idx)
 {
+	return option_idx == IDX(http_certificate_file) || option_idx == IDX(http_key_file) ||
+		option_idx == IDX(http_client_ca_file);
+}
+
+/* Files may be others, and hold something else; whether there is TLS, and who is asked for a certificate, is
+ * decided at start. */
+static bool is_reloadable(uint32_t option_idx, const char *was, const char *is)
+{
+	if (is_certificate(option_idx) && (strcmp(was, "off") == 0 || strcmp(is, "off") == 0))
+		return false;
 	for (size_t i = 0; i < KV_LENGTH(reloadable); i++)
 		if (reloadable[i] == option_idx)
 			return true;
@@ -199,7 +215,7 @@ static enum kv_status keep_old(const struct srv_options *old, struct srv_options
 
 		if (is_same(row, was, is))
 			continue;
-		if (is_reloadable(i)) {
+		if (is_reloadable(i, was, is)) {
 			reload->changed |= 1ull << i;
 			continue;
 		}

@@ -1,10 +1,10 @@
 /*
- * Settings: what a reload replaces as a whole, options and tokens. One set is immutable once it is published;
- * threads hold it by a reference, so the old one lives as long as somebody still works with it.
+ * Settings: what a reload replaces as a whole, options, tokens and certificates. One set is immutable once it
+ * is published; threads hold it by a reference, so the old one lives as long as somebody still works with it.
  *
- * A reload reads command line, environment, file and tokens again, exactly as the start did. It is whole or
- * no trace: where anything is wrong, the old settings stay, the failure is counted and said. Options that
- * take memory, threads or sockets at start keep their value; their names are told as needing a restart.
+ * A reload reads command line, environment and all files again, exactly as the start did. It is whole or no
+ * trace: where anything is wrong, the old settings stay, the failure is counted and said. Options that take
+ * memory, threads or sockets at start keep their value; their names are told as needing a restart.
  */
 #ifndef SERVER_SETTINGS_H
 #define SERVER_SETTINGS_H
@@ -15,9 +15,12 @@
 #include "server/auth.h"
 #include "server/options.h"
 
+struct srv_http_tls; /* http_tls.h */
+
 struct srv_settings {
 	struct srv_options options;
 	struct srv_tokens tokens; /* n 0: no tokens file, nobody is asked for one */
+	struct srv_http_tls *tls; /* NULL: the control API is plain HTTP */
 	atomic_uint n_refs;
 };
 

@@ -361,6 +361,111 @@ class Tls(unittest.TestCase):
                 self.fails(daemon, self.context(client=client))
             self.assertEqual(daemon.request("GET", "/livez")[0], 200)
 
+    def rotated(self):
+        """The files of a daemon, to be replaced, and a second authority's set beside them."""
+        folder, fresh = (folder_with(self) for _ in range(2))
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        make_certificates(fresh)
+        return folder, fresh
+
+    def client(self, authority, client=None):
+        context = ssl.create_default_context(cafile=authority / "ca.pem")
+        if client:
+            context.load_cert_chain(client / "client.pem", client / "client.key")
+        return context
+
+    def replace(self, folder, fresh, *names):
+        for name in names:
+            (folder / "new").write_bytes((fresh / name).read_bytes())
+            (folder / "new").rename(folder / name)
+
+    def test_a_reload_replaces_certificates(self):
+        """By request and by signal; connections that are open go on, the listener is the same one."""
+        folder, fresh = self.rotated()
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--http-certificate-file", folder / "server.pem",
+                    "--http-key-file", folder / "server.key", tls=self.client(folder)) as daemon:
+            host, port = daemon.http.rsplit(":", 1)
+            kept = http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=self.client(folder))
+            self.addCleanup(kept.close)
+
+            def ask_kept():
+                kept.request("GET", "/livez")
+                reply = kept.getresponse()
+                reply.read()
+                return reply.status
+
+            self.assertEqual(ask_kept(), 200)
+            self.replace(folder, fresh, "server.pem", "server.key")
+            self.fails(daemon, self.client(fresh))  # not before it is asked for
+            status, answer = daemon.request("POST", "/v1/reload", {})
+            self.assertEqual((status, answer["changed"], answer["needs_restart"]), (200, [], []))
+            self.assertEqual(ask_kept(), 200)
+            self.fails(daemon, self.client(folder))
+            daemon.tls = self.client(fresh)
+            self.assertEqual(daemon.request("GET", "/livez")[0], 200)
+            self.replace(folder, self.folder, "server.pem", "server.key")
+            daemon.process.send_signal(signal.SIGHUP)
+
+            def is_back():
+                try:
+                    daemon.tls = self.client(self.folder)
+                    return daemon.request("GET", "/livez")[0] == 200
+                except (ssl.SSLError, urllib.error.URLError):
+                    return False
+
+            until(self, is_back, "the signal did not bring the first certificate back")
+            self.assertEqual(ask_kept(), 200)
+
+    def test_certificates_that_do_not_fit_leave_the_old(self):
+        """FAILURES M10: a key of another certificate, no PEM, no file: counted, and nothing of the reload is done."""
+        folder, fresh = self.rotated()
+        config = folder / "tqkvd.json"
+        config.write_text("{}")
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--config", config, "--http-certificate-file", folder / "server.pem",
+                    "--http-key-file", folder / "server.key", tls=self.client(folder)) as daemon:
+            before = daemon.get("/v1/config")
+            config.write_text('{"io_timeout_ms": 777}')
+            damages = (lambda: self.replace(folder, fresh, "server.key"), lambda: (folder / "server.key").write_text("none"),
+                       lambda: (folder / "server.key").unlink())
+            for i, damage in enumerate(damages):
+                damage()
+                status, problem = daemon.request("POST", "/v1/reload", {})
+                self.assertEqual((status, problem["code"]), (400, "BAD_CONFIG"))
+                self.assertIn("http_key_file", problem["detail"])
+                self.assertEqual(daemon.metrics()["tqkv_config_reload_failures_total"], i + 1)
+                self.assertEqual(daemon.get("/v1/config"), before)
+            self.replace(folder, fresh, "server.pem", "server.key")
+            self.assertEqual(daemon.request("POST", "/v1/reload", {})[0], 200)
+            daemon.tls = self.client(fresh)
+            self.assertEqual(daemon.get("/v1/config")["io_timeout_ms"], 777)
+            self.assertNotIn("PRIVATE", daemon.log())
+
+    def test_a_reload_replaces_who_may_come(self):
+        """Clients of the authority before are out, also those that are connected; a reload cannot end the asking."""
+        folder, fresh = self.rotated()
+        config = folder / "tqkvd.json"
+        members = {"http_certificate_file": str(folder / "server.pem"), "http_key_file": str(folder / "server.key")}
+        config.write_text(json.dumps({**members, "http_client_ca_file": str(folder / "ca.pem")}))
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--config", config, tls=self.client(self.folder, self.folder)) as daemon:
+            host, port = daemon.http.rsplit(":", 1)
+            kept = http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=daemon.tls)
+            self.addCleanup(kept.close)
+            kept.request("GET", "/v1/info")
+            self.assertEqual(kept.getresponse().read()[:1], b"{")
+            (folder / "ca.pem").write_bytes((fresh / "ca.pem").read_bytes())
+            self.assertEqual(daemon.request("POST", "/v1/reload", {})[0], 200)
+            self.fails(daemon, self.client(self.folder, self.folder))
+            with self.assertRaises((ssl.SSLError, OSError, http.client.HTTPException)):
+                kept.request("GET", "/v1/info")
+                kept.getresponse()
+            daemon.tls = self.client(self.folder, fresh)
+            self.assertEqual(daemon.request("GET", "/v1/info")[0], 200)
+            config.write_text(json.dumps(members))
+            status, answer = daemon.request("POST", "/v1/reload", {})
+            self.assertEqual((status, answer["needs_restart"]), (200, ["http_client_ca_file"]))
+            self.fails(daemon, self.client(self.folder))
+            self.assertEqual(daemon.request("GET", "/v1/info")[0], 200)
+
     def test_files_that_do_not_fit_stop_the_start(self):
         for args in (["--http-certificate-file", self.folder / "server.pem"],
                      ["--http-client-ca-file", self.folder / "ca.pem"]):
