@@ -90,9 +90,10 @@ void kv_sequence_entry_rows(
 
 bool kv_sequence_may_spill(const struct kv_sequence *sequence)
 {
-	return sequence->residence == KV_RESIDENT && sequence->n_items == 0 && !sequence->is_evicted &&
-		kv_sequence_is_live(sequence) && kv_sequence_n_blocks(sequence) > 0 &&
-		!kv_list_is_linked(&sequence->in_surplus);
+	/* Which of the rows of a client's own tables mean something, nobody here knows: they stay. */
+	return !sequence->is_tables && sequence->residence == KV_RESIDENT && sequence->n_items == 0 &&
+		!sequence->is_evicted && kv_sequence_is_live(sequence) &&
+		kv_sequence_n_blocks(sequence) > 0 && !kv_list_is_linked(&sequence->in_surplus);
 }
 
 void kv_sequence_spill_begin(struct kv_sequence *sequence, const struct kv_tier_image *image)

@@ -376,8 +376,12 @@ static enum kv_status do_item(struct srv_conn *conn, struct kv_session *session,
 
 	if (conn->header.opcode == KVP_OP_FORK) {
 		*sequence_id = fork->sequence;
-		return kv_sequence_fork(
+		const enum kv_status status = kv_sequence_fork(
 			session, fork->sequence, fork->parent, fork->position, server->now_ns, length);
+
+		if (status == KV_BUSY_RETRY)
+			srv_spill_touch(server->spill, session, fork->parent);
+		return status;
 	}
 	*sequence_id = item->sequence;
 	if (conn->header.opcode == KVP_OP_SPILL || conn->header.opcode == KVP_OP_PREFETCH)
@@ -389,7 +393,11 @@ static enum kv_status do_item(struct srv_conn *conn, struct kv_session *session,
 		return kv_sequence_pin(session, item->sequence);
 	if (conn->header.opcode == KVP_OP_UNPIN)
 		return kv_sequence_unpin(session, item->sequence);
-	return kv_sequence_truncate(session, item->sequence, item->position);
+	const enum kv_status status = kv_sequence_truncate(session, item->sequence, item->position);
+
+	if (status == KV_BUSY_RETRY)
+		srv_spill_touch(server->spill, session, item->sequence);
+	return status;
 }
 
 /* TRUNCATE, FREE, FORK, PIN and UNPIN: an answer per item, in a reply of the row operations' shape. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/prefix.h"
+#include "server/spill.h"
 
 void srv_prefix_dispatch(struct srv_conn *conn, const uint8_t *body, struct kv_session *session)
 {
@@ -60,6 +61,8 @@ void srv_prefix_received(struct srv_request *request)
 	else if (status == KV_OK)
 		status = kv_prefix_match(session, prefix->sequence, &key,
 			(prefix->flags & KVP_PREFIX_EVICTABLE) != 0, server->now_ns, &result);
+	if (status == KV_BUSY_RETRY && session)
+		srv_spill_touch(server->spill, session, prefix->sequence);
 	if (status != KV_OK) {
 		srv_request_refuse(request, status, NULL, result.n_tokens);
 		return;

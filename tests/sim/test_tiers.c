@@ -95,6 +95,68 @@ START_TEST(test_out_and_back)
 }
 END_TEST
 
+/* Whoever wants more than rows of a spilled sequence is busy, too, and brings it back by asking. Loop: FORK,
+ * TRUNCATE, PUBLISH. */
+START_TEST(test_every_touch_brings_it_back)
+{
+	static const uint16_t opcodes[] = { KVP_OP_FORK, KVP_OP_TRUNCATE, KVP_OP_PUBLISH };
+	struct sim_peer *peer = start(9, 1 << 20, 0);
+	const uint64_t handle = sim_script_open(peer, 0, "a");
+	struct sim_request *request = sim_script_new(peer, opcodes[_i], handle);
+	const bool is_publish = opcodes[_i] == KVP_OP_PUBLISH;
+
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 100), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_int_eq(residence(handle, 1), KV_SPILLED);
+	if (is_publish) {
+		request->prefix.sequence = 1;
+		request->prefix.n_tokens = 32;
+	} else {
+		sim_script_item(request, opcodes[_i] == KVP_OP_FORK ? 2 : 1, 50, 0);
+		request->items[0].parent = 1;
+	}
+	ck_assert_int_eq(sim_script_call(request), is_publish ? KV_BUSY_RETRY : KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_int_eq(residence(handle, 1), KV_RESIDENT);
+	ck_assert_int_eq(decode(peer, handle, 1), KV_OK);
+	ck_assert_uint_eq(sim_script_length(&world, handle, 1, 0), 100);
+	sim_script_end(&world);
+}
+END_TEST
+
+/* What a client's own blocks hold is never spilled: not by policy, and not by a SPILL of all ids. */
+START_TEST(test_tables_of_a_client_stay)
+{
+	struct sim_config config = sim_config_plain(10);
+	struct kv_session *session = NULL;
+
+	config.lease_ms = 3600000;
+	config.host_tier_bytes = 1 << 20;
+	config.spill_idle_ms = 20;
+	sim_world_init(&world, &config);
+	struct sim_peer *peer = sim_script_connect(&world, 0);
+	struct sim_request *open = sim_script_new(peer, KVP_OP_OPEN, 0);
+
+	strcpy(open->pool_name, sim_pool_name(0));
+	open->open.pool_name_bytes = (uint16_t)strlen(open->pool_name);
+	open->open.flags = KVP_OPEN_CLIENT_TABLES;
+	open->open.reserve_blocks = 4;
+	ck_assert_int_eq(sim_script_call(open), KV_OK);
+	ck_assert_int_eq(kv_session_find(world.server->domain, open->session, &session), KV_OK);
+	struct kv_sequence *tables = kv_sequence_find(session, 0);
+
+	ck_assert_ptr_nonnull(tables);
+	ck_assert_uint_eq(tables->tables[0].n_blocks, 4);
+	ck_assert(!kv_sequence_may_spill(tables));
+	sim_script_pass(&world, 500 * MS);
+	ck_assert_int_eq(tables->residence, KV_RESIDENT);
+	ck_assert_uint_eq(tables->tables[0].n_blocks, 4);
+	ck_assert_uint_eq(world.server->counters.spills, 0);
+	sim_script_end(&world);
+}
+END_TEST
+
 /* L6, K12: rows that are still being written are spilled as written; while it goes out nobody writes. */
 START_TEST(test_writing_while_it_goes_out)
 {
@@ -303,6 +365,8 @@ int main(void)
 
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, test_out_and_back, 0, 2);
+	tcase_add_loop_test(tcase, test_every_touch_brings_it_back, 0, 3);
+	tcase_add_test(tcase, test_tables_of_a_client_stay);
 	tcase_add_test(tcase, test_writing_while_it_goes_out);
 	tcase_add_test(tcase, test_second_thoughts);
 	tcase_add_test(tcase, test_a_small_tier_makes_progress);
