@@ -104,6 +104,11 @@ struct kv_transfer_op {
 	const int64_t *exact_slots;
 	struct kv_rows k, v;
 	bool is_import;
+	/*
+	 * Rows of ring blocks as they lie there, in or out: bf16, with what k_center takes off taken off.
+	 * exact_slots has no negative one then, all slots are negative, k and v are bf16.
+	 */
+	bool is_ring;
 };
 
 /* What became of an item; written by the backend before reap(). */

@@ -217,7 +217,7 @@ struct row_task {
 	uint32_t result_idx, n_tokens;
 	uint32_t layer_at; /* from the op's first layer */
 	uint32_t layer, head;
-	bool is_read;
+	bool is_read, is_ring;
 };
 
 static const float *center_of(const struct kv_pool_spec *spec, uint32_t layer, uint32_t head)
@@ -225,6 +225,17 @@ static const float *center_of(const struct kv_pool_spec *spec, uint32_t layer, u
 	const float *center = spec->layers[layer].k_center;
 
 	return center ? center + (size_t)head * spec->k_head_dim : NULL;
+}
+
+/* Between a ring block and the request, byte for byte. */
+static enum kv_status move_ring_row(const struct side *side, uint8_t *exact, uint8_t *wire, bool is_read)
+{
+	const uint32_t n_bytes = side->exact_codec->row_bytes;
+
+	if (!is_read && kv_row_codec_validate_packed(side->exact_codec, wire) != KV_OK)
+		return KV_BAD_VALUE;
+	memcpy(is_read ? wire : exact, is_read ? exact : wire, n_bytes);
+	return KV_OK;
 }
 
 static struct kv_finding move_rows(
@@ -253,10 +264,11 @@ static struct kv_finding move_rows(
 	const int64_t *slots = task->slots + (uint64_t)layer->group_idx * task->n_tokens;
 
 	for (uint32_t t = 0; t < task->n_tokens; t++) {
-		if (slots[t] < 0)
+		if (slots[t] < 0 && !task->is_ring)
 			continue;
 
-		const uint64_t row_idx = slot_row(pages, task->layer, slots[t], task->head);
+		const uint64_t row_idx =
+			task->is_ring ? 0 : slot_row(pages, task->layer, slots[t], task->head);
 
 		for (uint32_t s = 0; s < KV_LENGTH(sides); s++) {
 			const struct side *side = &sides[s];
@@ -268,6 +280,10 @@ static struct kv_finding move_rows(
 			uint8_t *row = page_row(side, row_idx);
 			uint8_t *exact = exact_row(side, pages, task->exact_slots, t, task->head);
 
+			if (task->is_ring && move_ring_row(side, exact, wire, task->is_read) != KV_OK)
+				return finding_at(task->result_idx, KV_BAD_VALUE, task->layer, t);
+			if (task->is_ring)
+				continue;
 			if (task->is_read)
 				read_row(side, row, exact, wire, scratch);
 			else if (write_row(side, wire, row, exact, scratch) != KV_OK)
@@ -331,7 +347,8 @@ static struct kv_finding run_transfer(const struct kv_batch_pages *pages, const 
 		.layer_at = layer_at,
 		.layer = op->layer_first + layer_at,
 		.head = head,
-		.is_read = !op->is_import };
+		.is_read = !op->is_import,
+		.is_ring = op->is_ring };
 
 	return layer_at < op->n_layers ? move_rows(pages, &task, scratch) : finding_at(0, KV_OK, 0, 0);
 }

@@ -1,7 +1,10 @@
 #include "core/capture.h"
 
+#include <string.h>
+
 #include "core/domain_internal.h"
 #include "core/memory.h"
+#include "core/prefix_internal.h"
 
 #define PENDING (UINT32_MAX - 1) /* owned, not sealed yet */
 
@@ -13,14 +16,33 @@ struct kept {
 	uint32_t release_idx;
 };
 
+/* Published blocks of one pool. */
+struct kept_nodes {
+	uint32_t *numbers; /* [n_max]: number + 1; 0: not taken in */
+	uint32_t n_max, n_numbers;
+	uint32_t cursor;
+	uint64_t serial_max; /* those after it were published since */
+};
+
+struct path_node {
+	uint32_t number, parent;
+	uint64_t ttl_left_ns;
+};
+
 struct kv_capture {
 	struct kv_domain *domain;
+	struct kept_nodes nodes[KV_POOLS_MAX];         /* by pool_idx */
 	struct kept kept[KV_POOLS_MAX][KV_GROUPS_MAX]; /* by pool_idx */
 	struct kv_captured_sequence sequence;
-	uint32_t *lengths;                /* [n_layers_max] */
+	uint32_t *lengths, *exact;        /* [n_layers_max] */
 	uint32_t *blocks[KV_GROUPS_MAX];  /* [n_entries_max] */
 	uint32_t *numbers[KV_GROUPS_MAX]; /* [n_entries_max] */
 	uint32_t n_layers_max, n_entries_max;
+	/* the path that was taken in last */
+	struct path_node *path; /* [n_entries_max] */
+	uint8_t *tokens;        /* [n_entries_max, block_size_max] u32 */
+	uint32_t n_path, block_size_max;
+	struct kv_prefix_identity identity;
 	uint32_t n_pending;
 	/* where kv_capture_peek() goes on */
 	bool is_full_turn; /* blocks that are not full are through */
@@ -39,7 +61,23 @@ static void largest(struct kv_capture *capture, const struct kv_domain *domain)
 			capture->n_layers_max = spec->n_layers;
 		if (n_entries > capture->n_entries_max)
 			capture->n_entries_max = n_entries;
+		if (spec->block_size > capture->block_size_max)
+			capture->block_size_max = spec->block_size;
 	}
+}
+
+static uint64_t path_bytes(const struct kv_capture *capture)
+{
+	return sizeof(struct path_node) * (uint64_t)capture->n_entries_max;
+}
+
+/* What is published now, and no more. */
+static bool begin_nodes(struct kept_nodes *nodes, const struct kv_pool *pool)
+{
+	nodes->n_max = pool->prefixes->n_max;
+	nodes->serial_max = pool->prefixes->counts.n_published;
+	nodes->numbers = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)nodes->n_max);
+	return nodes->numbers != NULL;
 }
 
 static bool take_memory(struct kv_capture *capture)
@@ -49,7 +87,13 @@ static bool take_memory(struct kv_capture *capture)
 	bool is_whole = true;
 
 	capture->lengths = kv_alloc(capture->n_layers_max + 1, sizeof(uint32_t));
-	is_whole = capture->lengths != NULL;
+	capture->exact = kv_alloc(capture->n_layers_max + 1, sizeof(uint32_t));
+	is_whole = capture->lengths && capture->exact;
+	if (capture->n_entries_max > 0) {
+		capture->path = kv_pages_alloc(path_bytes(capture));
+		capture->tokens = kv_pages_alloc(entries_bytes * capture->block_size_max);
+		is_whole = is_whole && capture->path && capture->tokens;
+	}
 	for (uint32_t g = 0; g < KV_GROUPS_MAX && capture->n_entries_max > 0; g++) {
 		capture->blocks[g] = kv_pages_alloc(entries_bytes);
 		capture->numbers[g] = kv_pages_alloc(entries_bytes);
@@ -58,6 +102,7 @@ static bool take_memory(struct kv_capture *capture)
 	for (uint32_t i = 0; i < domain->n_pools; i++) {
 		const struct kv_pool *pool = domain->pools[i];
 
+		is_whole = begin_nodes(&capture->nodes[pool->pool_idx], pool) && is_whole;
 		for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
 			struct kept *kept = &capture->kept[pool->pool_idx][g];
 
@@ -153,11 +198,17 @@ void kv_capture_destroy(struct kv_capture *capture)
 		capture->domain->capture = NULL;
 	}
 	kv_free(capture->lengths);
+	kv_free(capture->exact);
+	kv_pages_free(capture->path, path_bytes(capture));
+	kv_pages_free(capture->tokens,
+		sizeof(uint32_t) * (uint64_t)capture->n_entries_max * capture->block_size_max);
 	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++) {
 		kv_pages_free(capture->blocks[g], sizeof(uint32_t) * (uint64_t)capture->n_entries_max);
 		kv_pages_free(capture->numbers[g], sizeof(uint32_t) * (uint64_t)capture->n_entries_max);
 	}
 	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
+		kv_pages_free(
+			capture->nodes[i].numbers, sizeof(uint32_t) * (uint64_t)capture->nodes[i].n_max);
 		for (uint32_t g = 0; g < KV_GROUPS_MAX; g++) {
 			struct kept *kept = &capture->kept[i][g];
 
@@ -196,29 +247,35 @@ static void count_rows(
 	}
 }
 
+/* Owned until it is sealed, unless the file has its rows. */
+static void take_entry(struct kv_capture *capture, uint32_t g, uint32_t entry_idx)
+{
+	struct kv_pool *pool = capture->sequence.pool;
+	const struct kept *kept = &capture->kept[pool->pool_idx][g];
+	const uint32_t block_idx = capture->blocks[g][entry_idx];
+	uint32_t fewest, most;
+
+	count_rows(capture, g, entry_idx, &fewest, &most);
+	if (kept->numbers[block_idx] > 0 && most <= kept->n_rows[block_idx]) {
+		capture->numbers[g][entry_idx] = kept->numbers[block_idx] - 1;
+		return;
+	}
+	kv_block_pool_own(&pool->blocks[g], (kv_block_id){ block_idx });
+	capture->numbers[g][entry_idx] = PENDING;
+	capture->n_pending++;
+}
+
 static void take_group(struct kv_capture *capture, const struct kv_sequence *sequence, uint32_t g)
 {
 	struct kv_pool *pool = sequence->pool;
-	const struct kept *kept = &capture->kept[pool->pool_idx][g];
 	const uint32_t n = capture->sequence.n_entries[g];
 
 	kv_block_table_copy(&sequence->tables[g], &pool->tables, 0, n, capture->blocks[g]);
 	for (uint32_t i = 0; i < n; i++) {
-		const uint32_t block_idx = capture->blocks[g][i];
-		uint32_t fewest, most;
-
-		if (i >= pool->spec->group_sink_blocks[g] && i < sequence->n_gone[g]) {
+		if (i >= pool->spec->group_sink_blocks[g] && i < sequence->n_gone[g])
 			capture->numbers[g][i] = KV_CAPTURE_NO_BLOCK;
-			continue;
-		}
-		count_rows(capture, g, i, &fewest, &most);
-		if (kept->numbers[block_idx] > 0 && most <= kept->n_rows[block_idx]) {
-			capture->numbers[g][i] = kept->numbers[block_idx] - 1;
-			continue;
-		}
-		kv_block_pool_own(&pool->blocks[g], (kv_block_id){ block_idx });
-		capture->numbers[g][i] = PENDING;
-		capture->n_pending++;
+		else
+			take_entry(capture, g, i);
 	}
 }
 
@@ -232,13 +289,16 @@ void kv_capture_take(struct kv_capture *capture, const struct kv_sequence *seque
 		.idle_ns = now_ns > sequence->used_ns ? now_ns - sequence->used_ns : 0,
 		.pool = sequence->pool,
 		.is_evictable = sequence->is_evictable,
+		.n_pins = sequence->n_pins,
 		.lengths = capture->lengths,
+		.n_exact = capture->exact,
 	};
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		const uint32_t n_entries = kv_div_up_u32(sequence->committed[l], spec->block_size);
 		uint32_t *n = &capture->sequence.n_entries[spec->layers[l].group_idx];
 
 		capture->lengths[l] = sequence->committed[l];
+		capture->exact[l] = (uint32_t)kv_sequence_n_exact(sequence, l);
 		*n = n_entries > *n ? n_entries : *n;
 	}
 	for (uint32_t g = 0; g < spec->n_groups; g++) {
@@ -249,6 +309,110 @@ void kv_capture_take(struct kv_capture *capture, const struct kv_sequence *seque
 	capture->is_full_turn = false;
 	capture->group_idx = capture->entry_idx = 0;
 }
+
+/* ---- published blocks ---- */
+
+/* It is there since before the capture began, lives on, and is not in the file yet. */
+static bool is_wanted(
+	const struct kv_pool *pool, const struct kept_nodes *nodes, uint32_t node_idx, uint64_t now_ns)
+{
+	const struct kv_prefix_node *node = &pool->prefixes->nodes[node_idx];
+
+	return node->is_used && node->serial <= nodes->serial_max && nodes->numbers[node_idx] == 0 &&
+		(node->expires_ns == 0 || node->expires_ns > now_ns);
+}
+
+/* Those of the node's path that are not in the file yet: whoever was there at the beginning has its parents
+ * from before. */
+static void take_path(
+	struct kv_capture *capture, const struct kv_pool *pool, uint32_t node_idx, uint64_t now_ns)
+{
+	const struct kv_prefix_index *index = pool->prefixes;
+	struct kept_nodes *kept = &capture->nodes[pool->pool_idx];
+	uint32_t n = 0, idx = node_idx;
+
+	for (; !(idx & KV_PREFIX_ROOT) && kept->numbers[idx] == 0; idx = index->nodes[idx].parent)
+		n++;
+	KV_ASSERT(n <= capture->n_entries_max);
+	const uint32_t above = idx & KV_PREFIX_ROOT ? KV_CAPTURE_NO_BLOCK : kept->numbers[idx] - 1;
+
+	capture->n_path = n;
+	idx = node_idx;
+	for (uint32_t i = n; i-- > 0; idx = index->nodes[idx].parent) {
+		const uint64_t expires_ns = index->nodes[idx].expires_ns;
+
+		kept->numbers[idx] = kept->n_numbers + i + 1;
+		capture->path[i] = (struct path_node){ .number = kept->n_numbers + i,
+			.parent = i > 0 ? kept->n_numbers + i - 1 : above,
+			.ttl_left_ns = expires_ns > 0 ? expires_ns - now_ns : 0 };
+		memcpy(capture->tokens + 4 * (uint64_t)index->block_size * i, kv_prefix_tokens_of(index, idx),
+			4 * (size_t)index->block_size);
+		for (uint32_t g = 0; g < index->n_groups; g++)
+			capture->blocks[g][i] = index->blocks[(uint64_t)idx * index->n_groups + g];
+	}
+	kept->n_numbers += n;
+	capture->identity = idx & KV_PREFIX_ROOT ? index->identities[idx & ~KV_PREFIX_ROOT]
+						 : (struct kv_prefix_identity){ 0 };
+}
+
+bool kv_capture_take_prefix(
+	struct kv_capture *capture, struct kv_pool *pool, uint64_t now_ns, uint32_t *n_looks)
+{
+	struct kept_nodes *nodes = &capture->nodes[pool->pool_idx];
+	const struct kv_prefix_index *index = pool->prefixes;
+
+	KV_ASSERT(capture->n_pending == 0);
+	for (; nodes->cursor<index->n_touched && * n_looks> 0; nodes->cursor++, --*n_looks) {
+		if (is_wanted(pool, nodes, nodes->cursor, now_ns))
+			break;
+	}
+	if (nodes->cursor >= index->n_touched || *n_looks == 0)
+		return false;
+	take_path(capture, pool, nodes->cursor, now_ns);
+	capture->sequence = (struct kv_captured_sequence){
+		.pool = pool, .lengths = capture->lengths, .n_exact = capture->exact
+	};
+	for (uint32_t l = 0; l < pool->spec->n_layers; l++) {
+		capture->lengths[l] = capture->n_path * index->block_size;
+		capture->exact[l] = 0;
+	}
+	for (uint32_t g = 0; g < index->n_groups; g++) {
+		capture->sequence.numbers[g] = capture->numbers[g];
+		capture->sequence.n_entries[g] = capture->n_path;
+		for (uint32_t i = 0; i < capture->n_path; i++)
+			take_entry(capture, g, i);
+	}
+	capture->is_full_turn = false;
+	capture->group_idx = capture->entry_idx = 0;
+	return true;
+}
+
+uint32_t kv_capture_n_prefixes(const struct kv_capture *capture)
+{
+	return capture->n_path;
+}
+
+void kv_capture_prefix(const struct kv_capture *capture, uint32_t idx, struct kv_captured_prefix *prefix)
+{
+	const struct kv_pool_spec *spec = capture->sequence.pool->spec;
+	const struct path_node *node = &capture->path[idx];
+
+	*prefix = (struct kv_captured_prefix){
+		.number = node->number,
+		.parent = node->parent,
+		.tenant = capture->identity.tenant,
+		.ttl_left_ns = node->ttl_left_ns,
+		.tokens = capture->tokens + 4 * (uint64_t)spec->block_size * idx,
+		.adapter = capture->identity.adapter,
+		.salt = capture->identity.salt,
+		.adapter_bytes = capture->identity.adapter_bytes,
+		.salt_bytes = capture->identity.salt_bytes,
+	};
+	for (uint32_t g = 0; g < spec->n_groups; g++)
+		prefix->blocks[g] = capture->numbers[g][idx];
+}
+
+/* ---- blocks ---- */
 
 const struct kv_captured_sequence *kv_capture_sequence(const struct kv_capture *capture)
 {

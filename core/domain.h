@@ -187,7 +187,8 @@ KV_MUST_CHECK enum kv_status kv_domain_pool_add(struct kv_domain *domain, struct
 	struct kv_backend_pool *backend_pool, uint64_t arena_offset, uint64_t arena_bytes,
 	struct kv_pool **out, struct kv_error *err);
 /*
- * BAD_STATE (with the reason) while it has sessions; BUSY_RETRY while zombies or blocks in flight are left.
+ * BAD_STATE (with the reason) while it has sessions; BUSY_RETRY while zombies or blocks in flight are left,
+ * or a snapshot is being written or restored.
  */
 KV_MUST_CHECK enum kv_status kv_domain_pool_check_remove(const struct kv_pool *pool, struct kv_error *err);
 /* After check_remove() said OK and the backend pool is destroyed. The spec goes too, unless it was set to

@@ -168,6 +168,12 @@ void kv_sequence_plan_exact(
 /* The same for a decode or READ, which changes nothing. */
 void kv_sequence_see_exact(
 	const struct kv_sequence *sequence, struct kv_item *item, uint32_t layer_first, uint32_t n_layers);
+/*
+ * For stage.c: the newest n_tokens on these layers, which are equally long, are in ring blocks; the pool's
+ * sums do not have them yet. False: there are not enough ring blocks.
+ */
+bool kv_sequence_restore_exact(
+	struct kv_sequence *sequence, uint32_t layer_first, uint32_t n_layers, uint32_t n_tokens);
 /* The layer's planned length was lowered by n_tokens. */
 void kv_sequence_cut_exact(struct kv_sequence *sequence, uint32_t layer, uint32_t n_tokens);
 

@@ -157,6 +157,9 @@ enum kv_status kv_domain_pool_check_remove(const struct kv_pool *pool, struct kv
 {
 	const char *name = pool->spec->name;
 
+	if (pool->domain->capture || pool->domain->stage)
+		return kv_fail(
+			err, KV_BUSY_RETRY, "pool \"%s\": a snapshot is being written or restored", name);
 	if (pool->n_sessions > 0)
 		return kv_fail(err, KV_BAD_STATE, "pool \"%s\" has %u open sessions", name, pool->n_sessions);
 	if (pool->n_zombies > 0 || !kv_list_is_empty(&pool->closing))

@@ -78,6 +78,15 @@ bool kv_plan_add_move(struct kv_plan *plan, uint32_t group_idx, uint32_t block_i
 	bool is_import, uint8_t *rows);
 /* Would kv_plan_add_move() say true? */
 bool kv_plan_has_room(const struct kv_plan *plan, uint32_t group_idx, const uint8_t n_rows[]);
+/*
+ * The same for rows of a sequence's exact window on layers that have equally many: tokens [token_first, +
+ * n_tokens), all in ring blocks of it; `rows` is bf16, K of all layers, then V. The caller has asked for room
+ * for so many of them; any sequence's fit into an empty plan.
+ */
+void kv_plan_add_exact_move(struct kv_plan *plan, const struct kv_sequence *sequence, uint32_t layer_first,
+	uint32_t n_layers, uint32_t token_first, uint32_t n_tokens, bool is_import, uint8_t *rows);
+bool kv_plan_has_room_exact(const struct kv_plan *plan, uint32_t n_runs);
+uint64_t kv_plan_exact_bytes(const struct kv_pool_spec *spec, uint32_t n_layers, uint32_t n_tokens);
 /* Bytes of the rows of one block, with n_rows[] per layer of the group; NULL: all of them. */
 uint64_t kv_plan_block_bytes(const struct kv_pool_spec *spec, uint32_t group_idx, const uint8_t n_rows[]);
 /*

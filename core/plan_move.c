@@ -41,9 +41,16 @@ static uint32_t transfers_max(const struct kv_pool_spec *spec)
 	return spec->n_layers > TRANSFERS_MAX ? spec->n_layers : TRANSFERS_MAX;
 }
 
+/* Slots of one run of layers of an exact window. */
+static uint64_t ring_bytes(const struct kv_pool_spec *spec)
+{
+	return kv_plan_part_bytes(spec->exact_tokens, sizeof(int64_t)) +
+		kv_plan_part_bytes((uint64_t)spec->exact_tokens * spec->n_groups, sizeof(int64_t));
+}
+
 uint64_t kv_plan_moves_bytes(const struct kv_pool_spec *spec)
 {
-	return transfers_max(spec) * slots_bytes(spec);
+	return transfers_max(spec) * slots_bytes(spec) + spec->n_layers * ring_bytes(spec);
 }
 
 /* Layers [first, end) in runs of the same number of rows; returns the end of the run that begins at first. */
@@ -159,4 +166,55 @@ bool kv_plan_add_move(struct kv_plan *plan, uint32_t group_idx, uint32_t block_i
 		l = end;
 	}
 	return true;
+}
+
+/* ---- exact windows ---- */
+
+uint64_t kv_plan_exact_bytes(const struct kv_pool_spec *spec, uint32_t n_layers, uint32_t n_tokens)
+{
+	return (uint64_t)n_layers * n_tokens * spec->kv_heads *
+		(spec->exact_k->row_bytes + spec->exact_v->row_bytes);
+}
+
+bool kv_plan_has_room_exact(const struct kv_plan *plan, uint32_t n_runs)
+{
+	return plan->batch.n_transfers + n_runs <= transfers_max(plan->pool->spec);
+}
+
+void kv_plan_add_exact_move(struct kv_plan *plan, const struct kv_sequence *sequence, uint32_t layer_first,
+	uint32_t n_layers, uint32_t token_first, uint32_t n_tokens, bool is_import, uint8_t *rows)
+{
+	const struct kv_pool *pool = plan->pool;
+	const struct kv_pool_spec *spec = pool->spec;
+	const uint32_t n_ring = spec->exact_tokens / spec->block_size;
+	int64_t *slots = kv_plan_take_part(plan, (uint64_t)n_tokens * spec->n_groups, sizeof(slots[0]));
+	int64_t *exact_slots = kv_plan_take_part(plan, n_tokens, sizeof(exact_slots[0]));
+	const uint64_t k_bytes = (uint64_t)n_layers * n_tokens * spec->kv_heads * spec->exact_k->row_bytes;
+
+	KV_ASSERT(plan->n_items == 0 && kv_plan_has_room_exact(plan, 1));
+	if (plan->n_moves++ == 0)
+		plan->move_result_idx = kv_plan_take_result(plan);
+	for (uint32_t i = 0; i < n_tokens * spec->n_groups; i++)
+		slots[i] = -1;
+	for (uint32_t i = 0; i < n_tokens; i++) {
+		const uint32_t t = token_first + i;
+		uint32_t block;
+
+		kv_block_table_copy(&sequence->tables[spec->n_groups], &pool->tables,
+			t / spec->block_size % n_ring, 1, &block);
+		exact_slots[i] = (int64_t)block * spec->block_size + t % spec->block_size;
+	}
+	plan->batch.transfers[plan->batch.n_transfers++] = (struct kv_transfer_op){
+		.result_idx = plan->move_result_idx,
+		.layer_first = layer_first,
+		.n_layers = n_layers,
+		.n_tokens = n_tokens,
+		.slots = slots,
+		.exact_slots = exact_slots,
+		.k = { .base = rows, .tokens_stride = n_tokens, .dtype = KV_DTYPE_BF16 },
+		.v = { .base = rows + k_bytes, .tokens_stride = n_tokens, .dtype = KV_DTYPE_BF16 },
+		.is_import = is_import,
+		.is_ring = true,
+	};
+	kv_plan_begin_flight(plan, &plan->batch.transfers[plan->batch.n_transfers - 1]);
 }

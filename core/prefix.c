@@ -109,6 +109,7 @@ static uint32_t add_node(struct kv_pool *pool, uint32_t parent, const struct kv_
 		.parent = parent,
 		.first_child = KV_PREFIX_NONE,
 		.expires_ns = 1,
+		.serial = index->counts.n_published + 1,
 		.is_used = true };
 	memcpy(kv_prefix_tokens_of(index, idx), tokens, 4 * (size_t)index->block_size);
 	for (uint32_t g = 0; g < index->n_groups; g++) {
@@ -255,6 +256,40 @@ enum kv_status kv_prefix_publish(struct kv_session *session, uint64_t sequence_i
 	renew_path(index, index->path, result->n_blocks, ttl_ms ? now_ns + ttl_ms * KV_NS_PER_MS : 0);
 	result->n_tokens = result->n_blocks * index->block_size;
 	return KV_OK;
+}
+
+uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_prefix_key *key,
+	uint32_t parent, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t expires_ns)
+{
+	struct kv_prefix_index *index = pool->prefixes;
+	struct kv_prefix_hash hash;
+
+	if (parent == KV_PREFIX_NONE) {
+		hash = kv_prefix_identity_hash(index, tenant, key);
+		uint32_t identity = find_identity(index, &hash, tenant, key);
+
+		if (identity == KV_PREFIX_NONE)
+			identity = add_identity(index, &hash, tenant, key);
+		if (identity == KV_PREFIX_NONE)
+			return KV_PREFIX_NONE;
+		parent = KV_PREFIX_ROOT | identity;
+	} else {
+		hash = index->nodes[parent].hash;
+	}
+	hash = kv_prefix_block_hash(index, &hash, tokens);
+	uint32_t node = kv_prefix_find_child(index, parent, &hash, tokens, 0);
+
+	if (node == KV_PREFIX_NONE)
+		node = add_node(pool, parent, &hash, tokens, blocks);
+	/* Up to the first that lives as long already. */
+	for (uint32_t i = node; !(i & KV_PREFIX_ROOT); i = index->nodes[i].parent) {
+		uint64_t *mine = &index->nodes[i].expires_ns;
+
+		if (*mine == 0 || (expires_ns != 0 && *mine >= expires_ns))
+			break;
+		*mine = expires_ns;
+	}
+	return node;
 }
 
 /* ---- MATCH ---- */

@@ -18,6 +18,7 @@ struct kv_prefix_hash {
 struct kv_prefix_node {
 	struct kv_prefix_hash hash;
 	uint64_t expires_ns; /* 0 = never; never before a child's */
+	uint64_t serial;     /* which of all that were published */
 	uint32_t parent;     /* node, or KV_PREFIX_ROOT | identity */
 	uint32_t first_child, next_sibling, prev_sibling;
 	bool is_used;
@@ -77,6 +78,14 @@ void kv_prefix_index_destroy(struct kv_prefix_index *index); /* NULL allowed */
  * idle, too, or about to be. False: no block of the group is idle.
  */
 bool kv_prefix_evict(struct kv_pool *pool, uint32_t group_idx, uint32_t *n_nodes);
+
+/*
+ * A block becomes published behind `parent`, or (KV_PREFIX_NONE) as the first one of the tenant's key; who
+ * calls this owns it. One with the same tokens that is there already lives on instead, at least as long.
+ * Returns the node, or KV_PREFIX_NONE when there is no room for the key.
+ */
+uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_prefix_key *key,
+	uint32_t parent, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t expires_ns);
 
 /* For the audit. NULL: the node is not in use; else [n_groups]. */
 uint32_t kv_prefix_n_nodes_touched(const struct kv_pool *pool);

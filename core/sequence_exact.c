@@ -97,6 +97,20 @@ static uint32_t first_held(const struct kv_sequence *sequence, uint32_t position
 	return first > position ? first : position;
 }
 
+bool kv_sequence_restore_exact(
+	struct kv_sequence *sequence, uint32_t layer_first, uint32_t n_layers, uint32_t n_tokens)
+{
+	const uint32_t length = sequence->committed[layer_first];
+
+	grow_ring(sequence, length);
+	if (first_held(sequence, length - n_tokens, length) > length - n_tokens)
+		return false;
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++)
+		sequence->exact[l] = n_tokens;
+	kv_slot_of(sequence->session)->n_exact_rows += (uint64_t)n_layers * n_tokens;
+	return true;
+}
+
 void kv_sequence_plan_exact(
 	struct kv_sequence *sequence, struct kv_item *item, uint32_t layer_first, uint32_t n_layers)
 {

@@ -57,6 +57,7 @@ void kv_session_commit(struct kv_domain *domain, struct kv_session *session, uin
 	pool->n_sequences += session->n_sequences;
 	pool->n_zombies -= session->n_sequences;
 	pool->n_tokens_committed += slot->n_tokens_committed;
+	pool->n_exact_rows += slot->n_exact_rows;
 	for (uint32_t l = 0; l < pool->spec->n_layers; l++)
 		pool->layer_tokens[l] += slot->layer_tokens[l];
 	kv_list_for_each (node, &session->sequences)

@@ -2,30 +2,8 @@
 
 #include <string.h>
 
-#include "core/domain_internal.h"
 #include "core/memory.h"
-
-#define IS_ADOPTED 0x80000000u /* a table has the block: it is not the stage's any more */
-
-/* Blocks of one group by number. */
-struct staged_blocks {
-	uint32_t *ids;       /* [n_blocks]: block_idx, with IS_ADOPTED */
-	uint8_t *n_rows;     /* [n_blocks, n_layers of the group]: touched only where a block is not full */
-	uint8_t *is_partial; /* [n_blocks] */
-	uint32_t n_blocks, n_layers, n_numbers, n_adopted;
-};
-
-struct kv_stage {
-	struct kv_domain *domain;
-	struct staged_blocks blocks[KV_POOLS_MAX][KV_GROUPS_MAX]; /* by pool_idx */
-	struct kv_list sessions;                                  /* kv_session.in_pool */
-	uint32_t n_sessions;
-	/* what the last records were about */
-	struct kv_session *session;
-	struct kv_sequence *sequence;
-	uint32_t n_entries[KV_GROUPS_MAX];
-	uint32_t n_gap[KV_GROUPS_MAX]; /* entries of the gap that came already */
-};
+#include "core/stage_internal.h"
 
 /* ---- life ---- */
 
@@ -46,8 +24,9 @@ static bool take_memory(struct kv_stage *stage)
 	for (uint32_t i = 0; i < domain->n_pools; i++) {
 		const struct kv_pool *pool = domain->pools[i];
 
+		is_whole = kv_stage_nodes_init(&stage->nodes[pool->pool_idx], pool) && is_whole;
 		for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
-			struct staged_blocks *blocks = &stage->blocks[pool->pool_idx][g];
+			struct kv_staged_blocks *blocks = &stage->blocks[pool->pool_idx][g];
 
 			blocks->n_blocks = pool->spec->n_blocks[g];
 			blocks->n_layers = layers_in(pool->spec, g);
@@ -63,8 +42,9 @@ static bool take_memory(struct kv_stage *stage)
 static void return_memory(struct kv_stage *stage)
 {
 	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
+		kv_stage_nodes_finish(&stage->nodes[i]);
 		for (uint32_t g = 0; g < KV_GROUPS_MAX; g++) {
-			struct staged_blocks *blocks = &stage->blocks[i][g];
+			struct kv_staged_blocks *blocks = &stage->blocks[i][g];
 
 			kv_pages_free(blocks->ids, sizeof(uint32_t) * (uint64_t)blocks->n_blocks);
 			kv_pages_free(blocks->n_rows, (uint64_t)blocks->n_blocks * blocks->n_layers);
@@ -99,11 +79,11 @@ static void drop_blocks(struct kv_stage *stage)
 		struct kv_pool *pool = stage->domain->pools[i];
 
 		for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
-			struct staged_blocks *blocks = &stage->blocks[pool->pool_idx][g];
+			struct kv_staged_blocks *blocks = &stage->blocks[pool->pool_idx][g];
 
 			for (uint32_t n = 0; n < blocks->n_numbers && blocks->n_adopted < blocks->n_numbers;
 				n++) {
-				if (blocks->ids[n] & IS_ADOPTED)
+				if (blocks->ids[n] & KV_STAGE_ADOPTED)
 					continue;
 				kv_block_pool_disown(&pool->blocks[g], (kv_block_id){ blocks->ids[n] });
 				blocks->n_adopted++;
@@ -116,6 +96,7 @@ void kv_stage_destroy(struct kv_stage *stage)
 {
 	if (!stage)
 		return;
+	(void)kv_stage_settle(stage, 0, UINT32_MAX);
 	drop_blocks(stage);
 	kv_list_for_each_safe (node, &stage->sessions)
 		kv_session_unstage(stage->domain, kv_container_of(node, struct kv_session, in_pool));
@@ -187,7 +168,7 @@ enum kv_status kv_stage_block(struct kv_stage *stage, struct kv_pool *pool, uint
 		return kv_fail(err, KV_CORRUPT, "a block of group %u, there are %u", group_idx,
 			pool->spec->n_groups);
 
-	struct staged_blocks *blocks = &stage->blocks[pool->pool_idx][group_idx];
+	struct kv_staged_blocks *blocks = &stage->blocks[pool->pool_idx][group_idx];
 	kv_block_id id;
 
 	if (number != blocks->n_numbers)
@@ -280,6 +261,7 @@ enum kv_status kv_stage_sequence(struct kv_stage *stage, const struct kv_staged_
 	pool->n_sequences--;
 	pool->n_zombies++;
 	sequence->is_evictable = staged->is_evictable;
+	sequence->n_pins = staged->n_pins;
 	sequence->used_ns = now_ns > staged->idle_ns ? now_ns - staged->idle_ns : 1;
 	memcpy(sequence->n_gone, staged->n_gone, sizeof(sequence->n_gone));
 	for (uint32_t l = 0; l < pool->spec->n_layers; l++) {
@@ -297,8 +279,32 @@ enum kv_status kv_stage_sequence(struct kv_stage *stage, const struct kv_staged_
 	return KV_OK;
 }
 
+enum kv_status kv_stage_exact(struct kv_stage *stage, uint32_t layer_first, uint32_t n_layers,
+	uint32_t n_tokens, const struct kv_sequence **sequence, struct kv_error *err)
+{
+	const struct kv_pool_spec *spec = stage->sequence ? stage->sequence->pool->spec : NULL;
+	const uint32_t *lengths = stage->sequence ? stage->sequence->committed : NULL;
+
+	if (!spec || n_layers == 0 || n_layers > spec->n_layers || layer_first > spec->n_layers - n_layers)
+		return kv_fail(err, KV_CORRUPT, "layers %u to %u of no sequence that has them", layer_first,
+			layer_first + n_layers);
+	if (n_tokens == 0 || n_tokens > spec->exact_tokens || n_tokens > lengths[layer_first])
+		return kv_fail(err, KV_CORRUPT, "%u exact tokens of %u, the pool keeps %u", n_tokens,
+			lengths[layer_first], spec->exact_tokens);
+	for (uint32_t l = layer_first; l < layer_first + n_layers; l++) {
+		if (lengths[l] != lengths[layer_first] || stage->sequence->exact[l] > 0)
+			return kv_fail(err, KV_CORRUPT, "layer %u comes twice, or is longer", l);
+	}
+	if (!kv_sequence_restore_exact(stage->sequence, layer_first, n_layers, n_tokens))
+		return kv_fail(err, KV_POOL_FULL,
+			"pool \"%s\" has no ring blocks for the exact window of sequence %llu", spec->name,
+			(unsigned long long)stage->sequence->id);
+	*sequence = stage->sequence;
+	return KV_OK;
+}
+
 /* Does the file hold what the sequence has in this entry? */
-static bool holds_rows(const struct kv_sequence *sequence, const struct staged_blocks *blocks, uint32_t g,
+static bool holds_rows(const struct kv_sequence *sequence, const struct kv_staged_blocks *blocks, uint32_t g,
 	uint32_t entry_idx, uint32_t number)
 {
 	const struct kv_pool_spec *spec = sequence->pool->spec;
@@ -343,22 +349,22 @@ static enum kv_status adopt(
 {
 	struct kv_sequence *sequence = stage->sequence;
 	struct kv_pool *pool = sequence->pool;
-	struct staged_blocks *blocks = &stage->blocks[pool->pool_idx][group_idx];
+	struct kv_staged_blocks *blocks = &stage->blocks[pool->pool_idx][group_idx];
 
 	if (number >= blocks->n_numbers || !holds_rows(sequence, blocks, group_idx, entry_idx, number))
 		return kv_fail(err, KV_CORRUPT, "sequence %llu: entry %u names block %u, which %s",
 			(unsigned long long)sequence->id, entry_idx, number,
 			number < blocks->n_numbers ? "has too few rows" : "is not there");
 
-	const kv_block_id block = { blocks->ids[number] & ~IS_ADOPTED };
+	const kv_block_id block = { blocks->ids[number] & KV_STAGE_BLOCK };
 	const enum kv_status status =
 		kv_block_table_append(&sequence->tables[group_idx], &pool->tables, &block, 1);
 
 	KV_ASSERT(status == KV_OK);
-	if (blocks->ids[number] & IS_ADOPTED) {
+	if (blocks->ids[number] & KV_STAGE_ADOPTED) {
 		kv_block_pool_own(&pool->blocks[group_idx], block);
 	} else {
-		blocks->ids[number] |= IS_ADOPTED;
+		blocks->ids[number] |= KV_STAGE_ADOPTED;
 		blocks->n_adopted++;
 	}
 	return KV_OK;
@@ -422,10 +428,10 @@ static enum kv_status check_all(const struct kv_stage *stage, struct kv_error *e
 		return status;
 	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
 		for (uint32_t g = 0; g < KV_GROUPS_MAX; g++) {
-			const struct staged_blocks *blocks = &stage->blocks[i][g];
+			const struct kv_staged_blocks *blocks = &stage->blocks[i][g];
 
 			if (blocks->n_adopted != blocks->n_numbers)
-				return kv_fail(err, KV_CORRUPT, "%u blocks are in no table",
+				return kv_fail(err, KV_CORRUPT, "%u blocks are in no table and not published",
 					blocks->n_numbers - blocks->n_adopted);
 		}
 	}
@@ -473,6 +479,7 @@ enum kv_status kv_stage_commit(
 	if (status != KV_OK)
 		return status;
 	*n_sessions = stage->n_sessions;
+	stage->is_committed = true;
 	kv_list_for_each_safe (node, &stage->sessions)
 		kv_session_commit(stage->domain, kv_container_of(node, struct kv_session, in_pool), now_ns);
 	stage->n_sessions = 0;
@@ -483,11 +490,12 @@ enum kv_status kv_stage_commit(
 
 void kv_stage_count(const struct kv_stage *stage, const struct kv_pool *pool, uint32_t *const owners[])
 {
+	kv_stage_nodes_count(&stage->nodes[pool->pool_idx], pool, owners);
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
-		const struct staged_blocks *blocks = &stage->blocks[pool->pool_idx][g];
+		const struct kv_staged_blocks *blocks = &stage->blocks[pool->pool_idx][g];
 
 		for (uint32_t n = 0; n < blocks->n_numbers; n++) {
-			if (!(blocks->ids[n] & IS_ADOPTED))
+			if (!(blocks->ids[n] & KV_STAGE_ADOPTED))
 				owners[g][blocks->ids[n]]++;
 		}
 	}

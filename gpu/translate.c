@@ -245,7 +245,9 @@ static void translate_transfers(struct kvg_flight *flight)
 			.v = &op->v,
 			.is_read = !op->is_import };
 
-		if (ops)
+		if (op->is_ring)
+			kvg_refuse(flight, op->result_idx, KV_UNSUPPORTED, op->layer_first, 0);
+		else if (ops)
 			add_row_op(flight, &flight->transfers, ops, &source);
 		else
 			kvg_refuse(flight, op->result_idx, KV_LIMIT, op->layer_first, 0);

@@ -92,12 +92,13 @@ static void report(struct srv_checkpoint *checkpoint)
 		return;
 	}
 	srv_log(SRV_LOG_INFO,
-		"%s %s: sessions %u, sequences %u, blocks %llu, bytes %llu in %llu us, %llu MiB/s, sessions "
+		"%s %s: sessions %u, sequences %u, published %u, blocks %llu, bytes %llu in %llu us, %llu "
+		"MiB/s, sessions "
 		"without a name left out %u",
 		view->is_restore ? "restored" : "snapshot", checkpoint->name, view->n_sessions,
-		view->n_sequences, (unsigned long long)view->n_blocks, (unsigned long long)view->n_bytes,
-		(unsigned long long)us, (unsigned long long)(us > 0 ? view->n_bytes * 1000000 / us >> 20 : 0),
-		view->n_skipped);
+		view->n_sequences, view->n_prefixes, (unsigned long long)view->n_blocks,
+		(unsigned long long)view->n_bytes, (unsigned long long)us,
+		(unsigned long long)(us > 0 ? view->n_bytes * 1000000 / us >> 20 : 0), view->n_skipped);
 }
 
 static void end(struct srv_checkpoint *checkpoint)
@@ -178,8 +179,8 @@ static void go_on_saving(struct srv_checkpoint *checkpoint, enum srv_checkpoint_
 		return; /* resumed when the lane seals its next batch */
 	checkpoint->mover.lane = NULL;
 	checkpoint->is_waiting = stop == CKPT_STOP_FETCH;
-	if (checkpoint->is_waiting)
-		return; /* resumed when the sequence is back */
+	if (checkpoint->is_waiting || stop == CKPT_STOP_TURN)
+		return; /* resumed when the sequence is back; in the next turn */
 	srv_save_finish_chunk(checkpoint);
 	checkpoint->written_bytes = 0;
 	post_write(checkpoint);
@@ -203,6 +204,7 @@ static void go_on_loading(struct srv_checkpoint *checkpoint, enum srv_checkpoint
 	case CKPT_STOP_MOVES: /* goes on in the next turn */
 	case CKPT_STOP_LANE:
 	case CKPT_STOP_FETCH:
+	case CKPT_STOP_TURN:
 		return;
 	}
 }
@@ -391,7 +393,10 @@ void srv_checkpoint_turn(struct srv_checkpoint *checkpoint)
 			go_on_loading(checkpoint, srv_load_parse(checkpoint, NULL));
 		return;
 	case CKPT_RELEASE:
-		if (!checkpoint->capture || kv_capture_release(checkpoint->capture, SRV_CAPTURE_RELEASE))
+		if ((!checkpoint->capture || kv_capture_release(checkpoint->capture, SRV_CAPTURE_RELEASE)) &&
+			(!checkpoint->stage ||
+				kv_stage_settle(
+					checkpoint->stage, checkpoint->server->now_ns, SRV_CAPTURE_RELEASE)))
 			end(checkpoint);
 		return;
 	default:

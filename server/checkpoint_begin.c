@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/memory.h"
+#include "core/prefix.h"
 #include "server/checkpoint_internal.h"
 
 /* ---- beginning ---- */
@@ -39,7 +40,11 @@ static uint64_t chunk_bytes(const struct srv_checkpoint *checkpoint)
 		const struct kv_pool_spec *spec = kv_domain_pool_at(server->domain, i)->spec;
 
 		at_least(&most, SRV_RECORD_POOL_BYTES + KV_POOL_NAME_BYTES_MAX + spec->canonical_json_bytes);
-		at_least(&most, SRV_RECORD_SEQ_BYTES + 4 * (uint64_t)spec->n_layers);
+		at_least(&most,
+			srv_record_prefix_bytes(
+				spec->block_size, KV_PREFIX_TEXT_BYTES_MAX, KV_PREFIX_TEXT_BYTES_MAX));
+		if (srv_save_sequence_bytes(spec) > most)
+			most = srv_save_sequence_bytes(spec);
 		for (uint32_t g = 0; g < spec->n_groups; g++)
 			at_least(&most,
 				srv_record_padded(spec->n_layers) + kv_plan_block_bytes(spec, g, NULL));

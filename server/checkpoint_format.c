@@ -19,6 +19,8 @@ const char *srv_record_name(uint32_t kind)
 		[SRV_RECORD_SEQUENCE] = "sequence",
 		[SRV_RECORD_TABLE] = "table",
 		[SRV_RECORD_END] = "trailer",
+		[SRV_RECORD_EXACT] = "exact window",
+		[SRV_RECORD_PREFIX] = "prefix",
 	};
 
 	return names[kind < SRV_RECORD_KINDS ? kind : 0];
@@ -132,13 +134,43 @@ void srv_record_sequence_encode(
 {
 	kvp_put_u64(out, in->idle_ms);
 	kvp_put_u32(out + 8, in->flags);
-	kvp_put_u32(out + 12, 0);
+	kvp_put_u32(out + 12, in->n_pins);
 	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++) {
 		kvp_put_u32(out + 16 + 4 * g, in->n_entries[g]);
 		kvp_put_u32(out + 48 + 4 * g, in->n_gone[g]);
 	}
 	for (uint32_t l = 0; l < n_layers; l++)
 		kvp_put_u32(out + SRV_RECORD_SEQ_BYTES + 4 * l, lengths[l]);
+}
+
+void srv_record_exact_encode(const struct srv_record_exact *in, uint8_t out[SRV_RECORD_EXACT_BYTES])
+{
+	memset(out, 0, SRV_RECORD_EXACT_BYTES);
+	kvp_put_u32(out, in->n_tokens);
+}
+
+uint64_t srv_record_prefix_bytes(uint32_t n_tokens, uint32_t adapter_bytes, uint32_t salt_bytes)
+{
+	return SRV_RECORD_PREFIX_BYTES + 4 * (uint64_t)n_tokens + adapter_bytes + salt_bytes;
+}
+
+void srv_record_prefix_encode(const struct srv_record_prefix *in, uint32_t n_tokens, uint8_t *out)
+{
+	uint8_t *texts = out + SRV_RECORD_PREFIX_BYTES + 4 * (size_t)n_tokens;
+
+	memset(out, 0, SRV_RECORD_PREFIX_BYTES);
+	kvp_put_u64(out, in->tenant);
+	kvp_put_u64(out + 8, in->ttl_left_ms);
+	kvp_put_u32(out + 16, in->parent);
+	kvp_put_u16(out + 20, in->adapter_bytes);
+	kvp_put_u16(out + 22, in->salt_bytes);
+	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
+		kvp_put_u32(out + 32 + 4 * g, in->blocks[g]);
+	memcpy(out + SRV_RECORD_PREFIX_BYTES, in->tokens, 4 * (size_t)n_tokens);
+	if (in->adapter_bytes > 0)
+		memcpy(texts, in->adapter, in->adapter_bytes);
+	if (in->salt_bytes > 0)
+		memcpy(texts + in->adapter_bytes, in->salt, in->salt_bytes);
 }
 
 void srv_record_end_encode(const struct srv_record_end *in, uint8_t out[SRV_RECORD_END_BYTES])
@@ -254,13 +286,53 @@ enum kv_status srv_record_sequence_decode(const struct srv_record *record, const
 
 	if (record->payload_bytes != expected)
 		return fail_size(record, expected, err);
-	*out = (struct srv_record_sequence){ .idle_ms = kvp_get_u64(in), .flags = kvp_get_u32(in + 8) };
+	*out = (struct srv_record_sequence){
+		.idle_ms = kvp_get_u64(in), .flags = kvp_get_u32(in + 8), .n_pins = kvp_get_u32(in + 12)
+	};
 	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++) {
 		out->n_entries[g] = kvp_get_u32(in + 16 + 4 * g);
 		out->n_gone[g] = kvp_get_u32(in + 48 + 4 * g);
 	}
 	for (uint32_t l = 0; l < n_layers; l++)
 		lengths[l] = kvp_get_u32(in + SRV_RECORD_SEQ_BYTES + 4 * l);
+	return KV_OK;
+}
+
+enum kv_status srv_record_exact_decode(const struct srv_record *record, const uint8_t *in,
+	struct srv_record_exact *out, struct kv_error *err)
+{
+	if (record->payload_bytes < SRV_RECORD_EXACT_BYTES)
+		return fail_size(record, SRV_RECORD_EXACT_BYTES, err);
+	out->n_tokens = kvp_get_u32(in);
+	return KV_OK;
+}
+
+enum kv_status srv_record_prefix_decode(const struct srv_record *record, const uint8_t *in,
+	uint32_t block_size, struct srv_record_prefix *out, struct kv_error *err)
+{
+	if (record->payload_bytes < SRV_RECORD_PREFIX_BYTES)
+		return fail_size(record, SRV_RECORD_PREFIX_BYTES, err);
+
+	const uint16_t adapter_bytes = kvp_get_u16(in + 20), salt_bytes = kvp_get_u16(in + 22);
+	const uint64_t expected = srv_record_prefix_bytes(block_size, adapter_bytes, salt_bytes);
+
+	if (record->payload_bytes != expected)
+		return fail_size(record, expected, err);
+	if (record->count != block_size || kvp_get_u64(in + 8) > UINT32_MAX)
+		return kv_fail(err, KV_CORRUPT, "%u tokens that live for %llu ms", record->count,
+			(unsigned long long)kvp_get_u64(in + 8));
+	*out = (struct srv_record_prefix){
+		.tenant = kvp_get_u64(in),
+		.ttl_left_ms = kvp_get_u64(in + 8),
+		.parent = kvp_get_u32(in + 16),
+		.adapter_bytes = adapter_bytes,
+		.salt_bytes = salt_bytes,
+		.tokens = in + SRV_RECORD_PREFIX_BYTES,
+		.adapter = (const char *)in + SRV_RECORD_PREFIX_BYTES + 4 * (size_t)block_size,
+	};
+	out->salt = out->adapter + adapter_bytes;
+	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
+		out->blocks[g] = kvp_get_u32(in + 32 + 4 * g);
 	return KV_OK;
 }
 

@@ -36,6 +36,7 @@ enum srv_checkpoint_stop {
 	CKPT_STOP_LANE,  /* goes on in a batch of checkpoint->mover.lane */
 	CKPT_STOP_FETCH, /* saving: the next sequence is on its way back from a tier */
 	CKPT_STOP_CHUNK, /* the chunk is full (saving), or has no whole record any more (loading) */
+	CKPT_STOP_TURN,  /* saving: enough for this turn */
 	CKPT_STOP_MOVES, /* enough for this batch or turn; what is in it has to come back first */
 	CKPT_STOP_END,   /* everything is in the chunk (saving), or staged (loading) */
 	CKPT_STOP_FAILED,
@@ -46,10 +47,11 @@ enum srv_checkpoint_phase {
 	SAVE_FILE,
 	SAVE_POOLS,
 	SAVE_SESSION,
-	SAVE_SEQUENCE, /* the next one is taken in */
+	SAVE_SEQUENCE, /* the next one is taken in, with its lengths and its exact window */
 	SAVE_BLOCKS,
-	SAVE_LENGTHS,
 	SAVE_TABLES,
+	SAVE_PATH, /* the next published path is taken in; its blocks follow */
+	SAVE_PREFIXES,
 	SAVE_END,
 };
 
@@ -75,7 +77,7 @@ struct srv_checkpoint {
 	/* saving */
 	struct kv_capture *capture;
 	enum srv_checkpoint_phase phase;
-	uint32_t pool_idx, session_slot, group_idx, entry_idx;
+	uint32_t pool_idx, session_slot, group_idx, entry_idx, path_idx;
 	uint64_t session_only, session, sequence_from, started_ns;
 	bool is_waiting;                 /* for that */
 	uint8_t file_pool[KV_POOLS_MAX]; /* number in the file, by pool_idx */
@@ -108,6 +110,8 @@ KV_MUST_CHECK enum kv_status srv_save_begin(struct srv_checkpoint *checkpoint, s
 enum srv_checkpoint_stop srv_save_fill(struct srv_checkpoint *checkpoint, struct kv_plan *plan);
 /* After CKPT_STOP_FETCH: may it go on? */
 bool srv_save_is_ready(struct srv_checkpoint *checkpoint);
+/* Of the records that are put into a chunk at once when a sequence is taken in. */
+uint64_t srv_save_sequence_bytes(const struct kv_pool_spec *spec);
 /* The rows are there: checksums and headers of everything in the chunk. */
 void srv_save_finish_chunk(struct srv_checkpoint *checkpoint);
 

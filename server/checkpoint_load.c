@@ -142,6 +142,7 @@ static enum kv_status take_sequence(struct srv_checkpoint *checkpoint, const str
 		.idle_ns =
 			told.idle_ms < UINT64_MAX / KV_NS_PER_MS ? told.idle_ms * KV_NS_PER_MS : UINT64_MAX,
 		.is_evictable = (told.flags & SRV_RECORD_EVICTABLE) != 0,
+		.n_pins = told.n_pins,
 		.lengths = checkpoint->lengths,
 	};
 
@@ -162,6 +163,35 @@ static enum kv_status take_table(struct srv_checkpoint *checkpoint, const struct
 		return status;
 	return kv_stage_table(
 		checkpoint->stage, record->group, record->number, checkpoint->entries, record->count, err);
+}
+
+static enum kv_status take_prefix(struct srv_checkpoint *checkpoint, const struct srv_record *record,
+	const uint8_t *payload, struct kv_error *err)
+{
+	struct srv_record_prefix told;
+	struct kv_pool *pool = NULL;
+	enum kv_status status = find_pool(checkpoint, record->pool, &pool, err);
+
+	if (status == KV_OK)
+		status = srv_record_prefix_decode(record, payload, pool->spec->block_size, &told, err);
+	if (status != KV_OK)
+		return status;
+	struct kv_staged_prefix staged = {
+		.number = record->number,
+		.parent = told.parent,
+		.ttl_left_ns = told.ttl_left_ms * KV_NS_PER_MS,
+		.tokens = told.tokens,
+		.tenant = told.tenant,
+		.adapter = told.adapter,
+		.salt = told.salt,
+		.adapter_bytes = told.adapter_bytes,
+		.salt_bytes = told.salt_bytes,
+	};
+
+	memcpy(staged.blocks, told.blocks, sizeof(staged.blocks));
+	status = kv_stage_prefix(checkpoint->stage, pool, &staged, err);
+	checkpoint->view.n_prefixes += status == KV_OK;
+	return status;
 }
 
 static uint32_t layers_in(const struct kv_pool_spec *spec, uint32_t group_idx)
@@ -197,7 +227,7 @@ static enum kv_status check_block(const struct srv_record *record, const struct 
 static enum kv_status take_block(struct srv_checkpoint *checkpoint, struct kv_plan *plan,
 	const struct srv_record *record, uint8_t *payload, bool *is_taken, struct kv_error *err)
 {
-	struct kv_pool *pool = checkpoint->session_pool;
+	struct kv_pool *pool = plan->pool;
 	const struct kv_pool_spec *spec = pool->spec;
 	uint32_t block_idx = 0;
 	enum kv_status status = check_block(record, spec, payload, err);
@@ -213,6 +243,37 @@ static enum kv_status take_block(struct srv_checkpoint *checkpoint, struct kv_pl
 		plan, record->group, block_idx, payload, true, payload + srv_record_padded(record->count));
 	KV_ASSERT(*is_taken);
 	checkpoint->view.n_blocks++;
+	return KV_OK;
+}
+
+/* The plan is the pool's; *is_taken false: it is full. */
+static enum kv_status take_exact(struct srv_checkpoint *checkpoint, struct kv_plan *plan,
+	const struct srv_record *record, uint8_t *payload, bool *is_taken, struct kv_error *err)
+{
+	const struct kv_pool_spec *spec = plan->pool->spec;
+	const struct kv_sequence *sequence = NULL;
+	struct srv_record_exact told = { 0 };
+	enum kv_status status = srv_record_exact_decode(record, payload, &told, err);
+
+	*is_taken = false;
+	if (status == KV_OK &&
+		(spec->exact_tokens == 0 || plan->pool != checkpoint->session_pool ||
+			told.n_tokens > spec->exact_tokens || record->count > spec->n_layers ||
+			record->payload_bytes !=
+				SRV_RECORD_EXACT_BYTES +
+					kv_plan_exact_bytes(spec, record->count, told.n_tokens)))
+		status = kv_fail(err, KV_CORRUPT, "%u tokens of %u layers in %llu bytes", told.n_tokens,
+			record->count, (unsigned long long)record->payload_bytes);
+	if (status != KV_OK || !kv_plan_has_room_exact(plan, 1))
+		return status;
+	status = kv_stage_exact(
+		checkpoint->stage, record->number, record->count, told.n_tokens, &sequence, err);
+	if (status != KV_OK)
+		return status;
+	kv_plan_add_exact_move(plan, sequence, record->number, record->count,
+		sequence->committed[record->number] - told.n_tokens, told.n_tokens, true,
+		payload + SRV_RECORD_EXACT_BYTES);
+	*is_taken = true;
 	return KV_OK;
 }
 
@@ -269,11 +330,14 @@ static enum kv_status take_record(struct srv_checkpoint *checkpoint, const struc
 		return take_table(checkpoint, record, payload, err);
 	case SRV_RECORD_END:
 		return take_end(checkpoint, record, payload, err);
+	case SRV_RECORD_PREFIX:
+		return take_prefix(checkpoint, record, payload, err);
 	case SRV_RECORD_BLOCK:
+	case SRV_RECORD_EXACT:
 	case SRV_RECORD_KINDS:
 		break;
 	}
-	return kv_fail(err, KV_CORRUPT, "a block before any session");
+	return kv_fail(err, KV_CORRUPT, "rows before all pools");
 }
 
 static enum srv_checkpoint_stop fail(
@@ -336,16 +400,20 @@ enum srv_checkpoint_stop srv_load_parse(struct srv_checkpoint *checkpoint, struc
 			return fail(checkpoint, record.kind, status, &err);
 		if (record.kind == SRV_RECORD_END && plan && plan->n_moves > 0)
 			return CKPT_STOP_MOVES; /* rows first: the backend looks at them, too */
-		if (record.kind == SRV_RECORD_BLOCK && checkpoint->session_pool) {
-			if (!plan || plan->pool != checkpoint->session_pool) {
-				checkpoint->mover.lane =
-					&checkpoint->server->lanes[checkpoint->session_pool->pool_idx];
-				return CKPT_STOP_LANE;
-			}
-			status = take_block(checkpoint, plan, &record, payload, &is_taken, &err);
-		} else {
-			status = take_record(checkpoint, &record, payload, &err);
+		struct kv_pool *pool = NULL;
+
+		if (record.kind == SRV_RECORD_BLOCK || record.kind == SRV_RECORD_EXACT)
+			status = find_pool(checkpoint, record.pool, &pool, &err);
+		if (status == KV_OK && pool && (!plan || plan->pool != pool)) {
+			checkpoint->mover.lane = &checkpoint->server->lanes[pool->pool_idx];
+			return CKPT_STOP_LANE;
 		}
+		if (pool && record.kind == SRV_RECORD_BLOCK)
+			status = take_block(checkpoint, plan, &record, payload, &is_taken, &err);
+		else if (pool)
+			status = take_exact(checkpoint, plan, &record, payload, &is_taken, &err);
+		else if (status == KV_OK)
+			status = take_record(checkpoint, &record, payload, &err);
 		if (status != KV_OK)
 			return fail(checkpoint, record.kind, status, &err);
 		if (!is_taken)

@@ -62,8 +62,9 @@ static bool put_file(struct srv_checkpoint *checkpoint)
 
 	if (!payload)
 		return false;
+	checkpoint->n_pools = kv_domain_n_pools(checkpoint->server->domain);
 	srv_record_file_encode(&(struct srv_record_file){ .version = SRV_CHECKPOINT_VERSION,
-				       .n_pools = kv_domain_n_pools(checkpoint->server->domain),
+				       .n_pools = checkpoint->n_pools,
 				       .boot_id = kv_domain_boot_id(checkpoint->server->domain) },
 		payload);
 	checkpoint->phase = SAVE_POOLS;
@@ -74,7 +75,8 @@ static bool put_pool(struct srv_checkpoint *checkpoint)
 {
 	const struct kv_pool *pool = kv_domain_pool_at(checkpoint->server->domain, checkpoint->pool_idx);
 
-	if (!pool) {
+	/* One that is made meanwhile has nothing that is saved. */
+	if (checkpoint->pool_idx == checkpoint->n_pools) {
 		checkpoint->phase = SAVE_SESSION;
 		return true;
 	}
@@ -124,7 +126,8 @@ static bool put_session(struct srv_checkpoint *checkpoint)
 		session = kv_session_next(server->domain, &slot);
 	}
 	if (!session) {
-		checkpoint->phase = SAVE_END;
+		checkpoint->phase = SAVE_PATH;
+		checkpoint->pool_idx = 0;
 		return true;
 	}
 	const uint64_t left_ns =
@@ -211,25 +214,6 @@ bool srv_save_is_ready(struct srv_checkpoint *checkpoint)
 	return !sequence || bring_back(checkpoint, sequence) != KV_BUSY_RETRY;
 }
 
-/* False: it has to wait. */
-static bool take_sequence(struct srv_checkpoint *checkpoint)
-{
-	struct kv_sequence *sequence = next_sequence(checkpoint);
-
-	if (!sequence) {
-		checkpoint->phase = checkpoint->session_only != 0 ? SAVE_END : SAVE_SESSION;
-		return true;
-	}
-	const enum kv_status status = bring_back(checkpoint, sequence);
-
-	if (status != KV_OK)
-		return status != KV_BUSY_RETRY;
-	pass(checkpoint, sequence);
-	kv_capture_take(checkpoint->capture, sequence, checkpoint->server->now_ns);
-	checkpoint->phase = SAVE_BLOCKS;
-	return true;
-}
-
 /* False: no more in this chunk or batch; *has_more says whether a block is left. */
 static bool put_block(struct srv_checkpoint *checkpoint, struct kv_plan *plan, bool *has_more)
 {
@@ -274,7 +258,7 @@ static bool put_block(struct srv_checkpoint *checkpoint, struct kv_plan *plan, b
 	return true;
 }
 
-static bool put_lengths(struct srv_checkpoint *checkpoint)
+static void put_lengths(struct srv_checkpoint *checkpoint)
 {
 	const struct kv_captured_sequence *sequence = kv_capture_sequence(checkpoint->capture);
 	const uint32_t n_layers = sequence->pool->spec->n_layers;
@@ -287,18 +271,106 @@ static bool put_lengths(struct srv_checkpoint *checkpoint)
 	struct srv_record_sequence told = {
 		.idle_ms = sequence->idle_ns / KV_NS_PER_MS,
 		.flags = sequence->is_evictable ? SRV_RECORD_EVICTABLE : 0,
+		.n_pins = sequence->n_pins,
 	};
 	uint8_t *payload = add_record(checkpoint, &record);
 
-	if (!payload)
-		return false;
+	KV_ASSERT(payload); /* asked for before */
 	memcpy(told.n_entries, sequence->n_entries, sizeof(told.n_entries));
 	memcpy(told.n_gone, sequence->n_gone, sizeof(told.n_gone));
 	srv_record_sequence_encode(&told, sequence->lengths, n_layers, payload);
-	checkpoint->group_idx = checkpoint->entry_idx = 0;
-	checkpoint->phase = SAVE_TABLES;
 	checkpoint->view.n_sequences++;
-	return true;
+}
+
+/* Layers from `first` on that are equally long, with equally many exact tokens. */
+static uint32_t exact_run(const struct kv_captured_sequence *sequence, uint32_t first)
+{
+	uint32_t end = first + 1;
+
+	while (end < sequence->pool->spec->n_layers && sequence->lengths[end] == sequence->lengths[first] &&
+		sequence->n_exact[end] == sequence->n_exact[first])
+		end++;
+	return end;
+}
+
+static uint64_t exact_bytes(const struct kv_pool_spec *spec, uint32_t n_layers, uint32_t n_tokens)
+{
+	return SRV_RECORD_EXACT_BYTES + kv_plan_exact_bytes(spec, n_layers, n_tokens);
+}
+
+/*
+ * Ring blocks are written in place, so their rows leave with the batch in which the sequence is taken in. The
+ * chunk has room for all of them.
+ */
+static void put_exact(
+	struct srv_checkpoint *checkpoint, struct kv_plan *plan, const struct kv_sequence *sequence)
+{
+	const struct kv_captured_sequence *taken = kv_capture_sequence(checkpoint->capture);
+	const struct kv_pool_spec *spec = taken->pool->spec;
+	uint32_t end;
+
+	for (uint32_t l = 0; l < spec->n_layers; l = end) {
+		const uint32_t n_tokens = taken->n_exact[l];
+
+		end = exact_run(taken, l);
+		if (n_tokens == 0)
+			continue;
+		const struct srv_record record = {
+			.kind = SRV_RECORD_EXACT,
+			.pool = checkpoint->file_pool[taken->pool->pool_idx],
+			.number = l,
+			.count = end - l,
+			.payload_bytes = exact_bytes(spec, end - l, n_tokens),
+		};
+		uint8_t *payload = add_record(checkpoint, &record);
+
+		KV_ASSERT(payload);
+		srv_record_exact_encode(&(struct srv_record_exact){ .n_tokens = n_tokens }, payload);
+		kv_plan_add_exact_move(plan, sequence, l, end - l, taken->lengths[l] - n_tokens, n_tokens,
+			false, payload + SRV_RECORD_EXACT_BYTES);
+	}
+}
+
+/* What lengths and exact window of any sequence take at most. */
+uint64_t srv_save_sequence_bytes(const struct kv_pool_spec *spec)
+{
+	uint64_t n_bytes = srv_record_bytes(SRV_RECORD_SEQ_BYTES + 4 * (uint64_t)spec->n_layers);
+
+	if (spec->exact_tokens > 0)
+		n_bytes += spec->n_layers * srv_record_bytes(exact_bytes(spec, 1, spec->exact_tokens));
+	return n_bytes;
+}
+
+static bool has_room_for_sequence(
+	const struct srv_checkpoint *checkpoint, const struct kv_plan *plan, const struct kv_pool_spec *spec)
+{
+	return srv_save_sequence_bytes(spec) <= checkpoint->chunk_bytes - checkpoint->used_bytes &&
+		checkpoint->n_records + 1 + spec->n_layers <= SRV_RECORDS_PER_CHUNK &&
+		kv_plan_has_room_exact(plan, spec->n_layers);
+}
+
+/* OK: go on; BUSY_RETRY: it has to wait for a tier; LIMIT: for another chunk or batch. */
+static enum kv_status take_sequence(struct srv_checkpoint *checkpoint, struct kv_plan *plan)
+{
+	struct kv_sequence *sequence = next_sequence(checkpoint);
+
+	if (!sequence) {
+		checkpoint->phase = checkpoint->session_only != 0 ? SAVE_END : SAVE_SESSION;
+		return KV_OK;
+	}
+	const enum kv_status status = bring_back(checkpoint, sequence);
+
+	if (status != KV_OK)
+		return status == KV_BUSY_RETRY ? KV_BUSY_RETRY : KV_OK;
+	if (!has_room_for_sequence(checkpoint, plan, sequence->pool->spec))
+		return KV_LIMIT;
+	pass(checkpoint, sequence);
+	kv_capture_take(checkpoint->capture, sequence, checkpoint->server->now_ns);
+	put_lengths(checkpoint);
+	put_exact(checkpoint, plan, sequence);
+	checkpoint->group_idx = checkpoint->entry_idx = 0;
+	checkpoint->phase = SAVE_BLOCKS;
+	return KV_OK;
 }
 
 static bool put_table(struct srv_checkpoint *checkpoint)
@@ -335,6 +407,70 @@ static bool put_table(struct srv_checkpoint *checkpoint)
 	return true;
 }
 
+/* ---- published blocks ---- */
+
+/* False: enough for this turn. */
+static bool take_path(struct srv_checkpoint *checkpoint)
+{
+	uint32_t n_looks = SRV_RECORDS_PER_CHUNK;
+
+	while (checkpoint->pool_idx < checkpoint->n_pools) {
+		struct kv_pool *pool = kv_domain_pool_at(checkpoint->server->domain, checkpoint->pool_idx);
+
+		if (kv_capture_take_prefix(checkpoint->capture, pool, checkpoint->server->now_ns, &n_looks)) {
+			checkpoint->path_idx = 0;
+			checkpoint->phase = SAVE_BLOCKS;
+			return true;
+		}
+		if (n_looks == 0)
+			return false;
+		checkpoint->pool_idx++;
+	}
+	checkpoint->phase = SAVE_END;
+	return true;
+}
+
+static bool put_prefix(struct srv_checkpoint *checkpoint)
+{
+	const struct kv_pool *pool = kv_capture_sequence(checkpoint->capture)->pool;
+	const uint32_t block_size = pool->spec->block_size;
+	struct kv_captured_prefix prefix;
+
+	if (checkpoint->path_idx == kv_capture_n_prefixes(checkpoint->capture)) {
+		checkpoint->phase = SAVE_PATH;
+		return true;
+	}
+	kv_capture_prefix(checkpoint->capture, checkpoint->path_idx, &prefix);
+	struct srv_record_prefix told = {
+		.tenant = prefix.tenant,
+		.ttl_left_ms = (prefix.ttl_left_ns + KV_NS_PER_MS - 1) / KV_NS_PER_MS,
+		.parent = prefix.parent,
+		.adapter_bytes = (uint16_t)prefix.adapter_bytes,
+		.salt_bytes = (uint16_t)prefix.salt_bytes,
+		.tokens = prefix.tokens,
+		.adapter = prefix.adapter,
+		.salt = prefix.salt,
+	};
+	const struct srv_record record = {
+		.kind = SRV_RECORD_PREFIX,
+		.pool = checkpoint->file_pool[pool->pool_idx],
+		.number = prefix.number,
+		.count = block_size,
+		.payload_bytes = srv_record_prefix_bytes(block_size, prefix.adapter_bytes, prefix.salt_bytes),
+	};
+	uint8_t *payload = add_record(checkpoint, &record);
+
+	if (!payload)
+		return false;
+	memcpy(told.blocks, prefix.blocks, sizeof(told.blocks));
+	srv_record_prefix_encode(&told, block_size, payload);
+	checkpoint->path_idx++;
+	checkpoint->view.n_prefixes++;
+	return true;
+}
+
+/* ---- all of it ---- */
+
 static struct srv_lane *lane_of(const struct srv_checkpoint *checkpoint, const struct kv_pool *pool)
 {
 	return &checkpoint->server->lanes[pool->pool_idx];
@@ -356,10 +492,17 @@ static bool needs_lane(struct srv_checkpoint *checkpoint, const struct kv_plan *
 	return true;
 }
 
+/* Sequences have ids. */
+static bool is_path(const struct srv_checkpoint *checkpoint)
+{
+	return kv_capture_sequence(checkpoint->capture)->id == 0;
+}
+
 enum srv_checkpoint_stop srv_save_fill(struct srv_checkpoint *checkpoint, struct kv_plan *plan)
 {
 	const struct srv_record end = { .kind = SRV_RECORD_END, .payload_bytes = SRV_RECORD_END_BYTES };
 	bool has_more = false, has_room = true;
+	enum kv_status status;
 
 	while (has_room) {
 		switch (checkpoint->phase) {
@@ -375,8 +518,10 @@ enum srv_checkpoint_stop srv_save_fill(struct srv_checkpoint *checkpoint, struct
 		case SAVE_SEQUENCE:
 			if (needs_lane(checkpoint, plan))
 				return CKPT_STOP_LANE;
-			if (!take_sequence(checkpoint))
+			status = take_sequence(checkpoint, plan);
+			if (status == KV_BUSY_RETRY)
 				return CKPT_STOP_FETCH;
+			has_room = status == KV_OK;
 			break;
 		case SAVE_BLOCKS:
 			if (needs_lane(checkpoint, plan))
@@ -385,13 +530,17 @@ enum srv_checkpoint_stop srv_save_fill(struct srv_checkpoint *checkpoint, struct
 			if (!has_room && plan->n_moves > 0)
 				return CKPT_STOP_MOVES;
 			if (!has_more)
-				checkpoint->phase = SAVE_LENGTHS;
-			break;
-		case SAVE_LENGTHS:
-			has_room = put_lengths(checkpoint);
+				checkpoint->phase = is_path(checkpoint) ? SAVE_PREFIXES : SAVE_TABLES;
 			break;
 		case SAVE_TABLES:
 			has_room = put_table(checkpoint);
+			break;
+		case SAVE_PATH:
+			if (!take_path(checkpoint))
+				return CKPT_STOP_TURN;
+			break;
+		case SAVE_PREFIXES:
+			has_room = put_prefix(checkpoint);
 			break;
 		case SAVE_END:
 			has_room = add_record(checkpoint, &end) != NULL;

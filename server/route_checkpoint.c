@@ -24,6 +24,7 @@ void srv_view_checkpoint(const struct srv_control *control, struct srv_text *tex
 	srv_text_string(text, "detail", is_over && view->status != KV_OK ? view->detail : NULL);
 	srv_text_u64(text, "n_sessions", view->n_sessions);
 	srv_text_u64(text, "n_sequences", view->n_sequences);
+	srv_text_u64(text, "n_prefixes", view->n_prefixes);
 	srv_text_u64(text, "n_blocks", view->n_blocks);
 	srv_text_u64(text, "n_bytes", view->n_bytes);
 	srv_text_u64(text, "n_skipped_sessions", view->n_skipped);

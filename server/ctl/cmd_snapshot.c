@@ -29,10 +29,12 @@ static void print_done(const json_t *view)
 	const double seconds = (double)us / 1e6;
 	char bytes[SRV_HUMAN_BYTES];
 
-	printf("%s %s: %llu sessions, %llu sequences, %llu blocks, %s in %.3f s, %.1f MiB/s\n",
+	printf("%s %s: %llu sessions, %llu sequences, %llu published, %llu blocks, %s in %.3f s, %.1f "
+	       "MiB/s\n",
 		srv_json_text(view, "operation"), srv_json_text(view, "name"),
 		(unsigned long long)srv_json_u64(view, "n_sessions"),
 		(unsigned long long)srv_json_u64(view, "n_sequences"),
+		(unsigned long long)srv_json_u64(view, "n_prefixes"),
 		(unsigned long long)srv_json_u64(view, "n_blocks"), srv_human_bytes(n_bytes, bytes), seconds,
 		seconds > 0 ? (double)n_bytes / 1048576.0 / seconds : 0.0);
 	if (srv_json_u64(view, "n_skipped_sequences") > 0)
@@ -116,7 +118,14 @@ const struct srv_command srv_cmd_snapshot = {
 	.summary = "write sessions to a file of the daemon's snapshot_dir",
 	.details =
 		"Clients go on meanwhile. A snapshot of that name is replaced once the new one is on disk.\n"
-		"Before a model is swapped: tqkvctl snapshot NAME; after it: tqkvctl restore NAME.",
+		"Published prefixes are in it, too, unless --session is given. The line at the end tells how "
+		"fast\n"
+		"it was.\n"
+		"As hooks around a swap of models, with the tool that swaps: tqkvctl snapshot NAME before "
+		"the old\n"
+		"one stops, tqkvctl restore NAME once the new one serves. Both end with 0 only when "
+		"everything is\n"
+		"on disk, or everything is back; a restore changes nothing otherwise.",
 	.args = snapshot_args,
 	.n_args = KV_LENGTH(snapshot_args),
 	.run = run_snapshot,

@@ -83,6 +83,41 @@ class Snapshots(unittest.TestCase):
                 k, v = rows(5, 3)
                 session.append(1, layer=0, k=k, v=v, position=100)
 
+    def test_what_is_beside_rows_survives_a_restart(self):
+        """FAILURES S5 over real processes: the exact window, a published prefix, forked blocks, a pin."""
+        pool = DEMO + ",exact_tokens=32"
+        tokens, q = list(range(96)), np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
+
+        def everything(session):
+            return ([session.decode(s, layer=layer, q=q).tobytes() for s in (1, 2, 4) for layer in range(2)],
+                    [(row.sequence, row.length_max, row.n_blocks, row.n_shared_blocks, row.n_exact)
+                     for row in session.tell() if row.sequence < 4])
+
+        with self.daemon(pool=pool) as daemon, tqkv.Client(daemon.addr) as client:
+            session = client.open("demo", session="chat")
+            k, v = rows(1, 96)
+            session.append_layers(1, k=np.stack([k, k]), v=np.stack([v, v]))
+            session.fork({2: 1})
+            k, v = rows(2, 7)
+            session.append_layers(2, k=np.stack([k, -k]), v=np.stack([v, -v]), position=96)
+            session.publish(1, tokens)
+            session.pin(2)
+            self.assertEqual(session.match(4, tokens), 96)
+            before = everything(session)
+            self.assertEqual([row[4] for row in before[1]], [32, 7])
+            session.free(4)
+            done = ctl(daemon, "snapshot", "s")
+            self.assertRegex(done.stdout, r"1 sessions, 2 sequences, 6 published, \d+ blocks, .* MiB/s$")
+        with self.daemon("--restore", "s", pool=pool) as daemon, tqkv.Client(daemon.addr) as client:
+            session = client.attach("chat")
+            self.assertEqual(session.match(4, tokens), 96)
+            self.assertEqual(everything(session), before)
+            self.assertEqual(client.open("demo").match(1, tokens + [7] * 16), 96, "another session finds it, too")
+            session.unpin(2)
+            with self.assertRaises(tqkv.TqkvError):
+                session.unpin(2)
+            self.assertEqual(daemon.get("/v1/snapshot")["n_prefixes"], 6)
+
     def test_tqkvctl_saves_and_restores_and_tells_how_fast(self):
         with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
             session = client.open("demo", session="a")
@@ -90,7 +125,7 @@ class Snapshots(unittest.TestCase):
             before = outputs(session)
             done = ctl(daemon, "snapshot", "all", "--all")
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertRegex(done.stdout, r"^snapshot all: 1 sessions, 3 sequences, \d+ blocks, .* MiB/s")
+            self.assertRegex(done.stdout, r"^snapshot all: 1 sessions, 3 sequences, 0 published, \d+ blocks, .* MiB/s")
             self.assertEqual(os.stat(self.path / "all.tqkv").st_mode & 0o777, 0o600)
             done = ctl(daemon, "restore", "all")
             self.assertEqual(done.returncode, 1)

@@ -213,6 +213,9 @@ static uint32_t batch_crc(const struct kv_batch *batch)
 		crc = kvp_crc32c(crc, (const uint8_t *)op, sizeof(*op));
 		crc = kvp_crc32c(crc, (const uint8_t *)op->slots,
 			(size_t)spec->n_groups * op->n_tokens * sizeof(op->slots[0]));
+		if (op->exact_slots)
+			crc = kvp_crc32c(crc, (const uint8_t *)op->exact_slots,
+				op->n_tokens * sizeof(op->exact_slots[0]));
 	}
 	return crc;
 }

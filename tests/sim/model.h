@@ -9,6 +9,7 @@
 #ifndef TESTS_SIM_MODEL_H
 #define TESTS_SIM_MODEL_H
 
+#include "core/capture.h"
 #include "core/domain.h"
 #include "core/prefix.h"
 #include "tests/sim/request.h"
@@ -85,13 +86,16 @@ struct sim_saved_sequence {
 	char name[KV_SESSION_NAME_BYTES_MAX + 1];
 	struct sim_sequence *sequence;
 };
+struct sim_saved_prefix;
 #define SIM_SAVED_MAX 4u
 struct sim_snapshot {
 	char name[65];
 	struct sim_saved_sequence *list;
+	struct sim_saved_prefix *prefixes;
 };
 struct sim_saved {
-	struct sim_saved_sequence *begun; /* of the one that is being written */
+	struct sim_snapshot begun; /* the one that is being written */
+	uint64_t begun_seq;
 	struct sim_snapshot snapshots[SIM_SAVED_MAX];
 };
 
@@ -101,9 +105,19 @@ struct sim_published {
 	const struct kv_pool *pool;
 	uint64_t tenant, expires_ns; /* 0 = never */
 	uint32_t block, parent;      /* of group 0; parent UINT32_MAX: the first */
+	uint64_t seq;                /* when, by sim_model.seq */
 	char texts[8];               /* adapter, 0, salt */
 	uint32_t tokens[SIM_BLOCK_MAX];
 	uint32_t row_ids[SIM_LAYERS_MAX][SIM_BLOCK_MAX];
+};
+
+/* One in a snapshot. */
+struct sim_saved_prefix {
+	struct sim_saved_prefix *next;
+	char pool[KV_POOL_NAME_BYTES_MAX + 1];
+	uint32_t number, parent; /* as the file has them */
+	uint64_t ttl_left_ms;    /* 0: for ever */
+	struct sim_published as; /* as it was */
 };
 
 struct sim_model {
@@ -243,6 +257,15 @@ enum kv_status sim_model_residence(struct kv_session *real, uint64_t sequence_id
 void sim_saved_finish(struct sim_saved *saved);
 void sim_model_capture_begun(struct sim_model *model);
 void sim_model_captured(struct sim_model *model, const struct kv_sequence *real);
+/* A published block is taken in; all that lived when the one that was begun is written were. */
+void sim_model_captured_prefix(struct sim_model *model, const struct kv_pool *pool,
+	const struct kv_captured_prefix *prefix, uint64_t now_ns);
+void sim_model_check_captured(const struct sim_model *model);
+/* One of a snapshot is published again, behind the block `parent` (UINT32_MAX: none); returns the block under
+ * its key then, `block` unless another one is there. */
+uint32_t sim_model_put_prefix(struct sim_model *model, const char *name, const struct kv_pool *pool,
+	const struct sim_published *told, uint64_t now_ns);
+void sim_saved_prefixes_free(struct sim_saved_prefix *list);
 /* The one that was begun is written. */
 void sim_model_saved(struct sim_model *model, const char *name);
 /* A session of a snapshot appears. */

@@ -75,6 +75,7 @@ static struct sim_published *add(struct sim_model *model, const struct kv_sessio
 	entry->block = block;
 	entry->parent = parent;
 	entry->expires_ns = 1;
+	entry->seq = ++model->seq;
 	texts_of(key, entry->texts);
 	memcpy(entry->tokens, tokens_at(real->pool, key, i), 4 * block_size);
 	for (uint32_t l = 0; l < real->pool->spec->n_layers; l++)
@@ -195,4 +196,149 @@ void sim_model_matched(struct sim_model *model, uint64_t handle, uint64_t sequen
 				block_size * sizeof(uint32_t));
 	}
 	sim_model_move_windows(session->pool->spec, sequence);
+}
+
+/* ---- in snapshots ---- */
+
+void sim_saved_prefixes_free(struct sim_saved_prefix *list)
+{
+	while (list) {
+		struct sim_saved_prefix *saved = list;
+
+		list = saved->next;
+		free(saved);
+	}
+}
+
+static const struct sim_saved_prefix *saved_by_number(
+	const struct sim_saved_prefix *list, const char *pool, uint32_t number)
+{
+	for (; list; list = list->next) {
+		if (list->number == number && strcmp(list->pool, pool) == 0)
+			return list;
+	}
+	return NULL;
+}
+
+/* What is published behind the block with these tokens, or NULL. */
+static struct sim_published *find_child(const struct sim_model *model, const struct kv_pool *pool,
+	uint64_t tenant, const char texts[8], uint32_t parent, const void *tokens)
+{
+	for (struct sim_published *entry = model->published; entry; entry = entry->next) {
+		if (entry->pool == pool && entry->tenant == tenant && entry->parent == parent &&
+			is_kept(pool, entry->block) && memcmp(entry->texts, texts, 8) == 0 &&
+			memcmp(entry->tokens, tokens, 4 * pool->spec->block_size) == 0)
+			return entry;
+	}
+	return NULL;
+}
+
+void sim_model_captured_prefix(struct sim_model *model, const struct kv_pool *pool,
+	const struct kv_captured_prefix *prefix, uint64_t now_ns)
+{
+	struct sim_saved_prefix *saved = calloc(1, sizeof(*saved));
+	const struct sim_saved_prefix *above =
+		saved_by_number(model->saved.begun.prefixes, pool->spec->name, prefix->parent);
+	const struct kv_prefix_key key = { .adapter = prefix->adapter,
+		.salt = prefix->salt,
+		.adapter_bytes = prefix->adapter_bytes,
+		.salt_bytes = prefix->salt_bytes };
+	uint64_t tenant = prefix->tenant;
+	char texts[8];
+
+	SIM_CHECK(saved, "no memory for the model");
+	SIM_CHECK((prefix->parent == NONE) == (above == NULL), "a prefix comes before its parent");
+	texts_of(&key, texts);
+	if (above) {
+		memcpy(texts, above->as.texts, sizeof(texts));
+		tenant = above->as.tenant;
+	}
+	const struct sim_published *entry =
+		find_child(model, pool, tenant, texts, above ? above->as.block : NONE, prefix->tokens);
+
+	SIM_CHECK(entry && entry->seq <= model->saved.begun_seq, "a prefix is saved that was not published");
+	strcpy(saved->pool, pool->spec->name);
+	saved->number = prefix->number;
+	saved->parent = prefix->parent;
+	if (entry->expires_ns > 0)
+		saved->ttl_left_ms = (entry->expires_ns - now_ns + KV_NS_PER_MS - 1) / KV_NS_PER_MS;
+	saved->as = *entry;
+	saved->next = model->saved.begun.prefixes;
+	model->saved.begun.prefixes = saved;
+}
+
+void sim_model_check_captured(const struct sim_model *model)
+{
+	for (const struct sim_published *entry = model->published; entry; entry = entry->next) {
+		const struct sim_saved_prefix *saved = model->saved.begun.prefixes;
+
+		if (entry->expires_ns > 0 || entry->seq > model->saved.begun_seq ||
+			!is_kept(entry->pool, entry->block))
+			continue;
+		while (saved && saved->as.seq != entry->seq)
+			saved = saved->next;
+		SIM_CHECK(saved, "a published block is not in the snapshot");
+	}
+}
+
+/* Is it what the snapshot has, with everything before it? */
+static bool is_saved_as(const struct sim_model *model, const struct sim_saved_prefix *list,
+	const struct sim_saved_prefix *saved, const struct kv_pool *pool, const struct sim_published *told)
+{
+	const struct sim_published *at = told;
+
+	while (saved && at && memcmp(saved->as.texts, at->texts, sizeof(at->texts)) == 0 &&
+		saved->as.tenant == at->tenant &&
+		memcmp(saved->as.tokens, at->tokens, 4 * pool->spec->block_size) == 0) {
+		const uint32_t parent = at->parent;
+
+		if (parent == NONE || saved->parent == NONE)
+			return parent == saved->parent;
+		saved = saved_by_number(list, pool->spec->name, saved->parent);
+		for (at = model->published; at && (at->pool != pool || at->block != parent);)
+			at = at->next;
+	}
+	return false;
+}
+
+uint32_t sim_model_put_prefix(struct sim_model *model, const char *name, const struct kv_pool *pool,
+	const struct sim_published *told, uint64_t now_ns)
+{
+	const struct sim_saved_prefix *list = NULL, *saved = NULL;
+	struct sim_published *entry =
+		find_child(model, pool, told->tenant, told->texts, told->parent, told->tokens);
+
+	for (uint32_t i = 0; i < SIM_SAVED_MAX; i++) {
+		if (strcmp(model->saved.snapshots[i].name, name) == 0)
+			list = model->saved.snapshots[i].prefixes;
+	}
+	for (saved = list; saved; saved = saved->next) {
+		if (strcmp(saved->pool, pool->spec->name) == 0 && is_saved_as(model, list, saved, pool, told))
+			break;
+	}
+	SIM_CHECK(saved, "a prefix is restored that is not in the snapshot");
+	SIM_CHECK(told->expires_ns == (saved->ttl_left_ms ? now_ns + saved->ttl_left_ms * KV_NS_PER_MS : 0),
+		"a restored prefix lives for another time");
+	if (!entry) {
+		entry = malloc(sizeof(*entry));
+		SIM_CHECK(entry, "no memory for the model");
+		forget(model, pool, told->block);
+		*entry = *told;
+		memcpy(entry->row_ids, saved->as.row_ids, sizeof(entry->row_ids));
+		entry->expires_ns = 1;
+		entry->seq = ++model->seq;
+		entry->next = model->published;
+		model->published = entry;
+	}
+	const uint32_t block = entry->block;
+
+	while (entry && entry->expires_ns != 0 &&
+		(told->expires_ns == 0 || told->expires_ns > entry->expires_ns)) {
+		const uint32_t parent = entry->parent;
+
+		entry->expires_ns = told->expires_ns;
+		for (entry = model->published; entry && (entry->pool != pool || entry->block != parent);)
+			entry = entry->next;
+	}
+	return block;
 }

@@ -18,17 +18,37 @@ static void free_list(struct sim_saved_sequence *list)
 	}
 }
 
+static void free_snapshot(struct sim_snapshot *snapshot)
+{
+	free_list(snapshot->list);
+	sim_saved_prefixes_free(snapshot->prefixes);
+	snapshot->list = NULL;
+	snapshot->prefixes = NULL;
+}
+
 void sim_saved_finish(struct sim_saved *saved)
 {
-	free_list(saved->begun);
+	free_snapshot(&saved->begun);
 	for (uint32_t i = 0; i < SIM_SAVED_MAX; i++)
-		free_list(saved->snapshots[i].list);
+		free_snapshot(&saved->snapshots[i]);
 	memset(saved, 0, sizeof(*saved));
 }
 
-static void copy_layers(struct sim_sequence *to, const struct sim_sequence *from, uint32_t n_layers)
+/* Of the exact window what is committed: what is only planned has taken the places of older tokens. */
+static void copy_ring(const struct kv_pool_spec *spec, struct sim_layer *to, const struct sim_layer *from)
 {
-	for (uint32_t l = 0; l < n_layers; l++) {
+	if (!from->ring)
+		return;
+	to->ring = malloc(spec->exact_tokens * sizeof(to->ring[0]));
+	SIM_CHECK(to->ring, "no memory for the model");
+	memcpy(to->ring, from->ring, spec->exact_tokens * sizeof(to->ring[0]));
+	sim_model_cut_exact(spec, to, from->committed);
+}
+
+static void copy_layers(
+	struct sim_sequence *to, const struct sim_sequence *from, const struct kv_pool_spec *spec)
+{
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		struct sim_layer *layer = &to->layers[l];
 		const uint32_t n = from->layers[l].committed;
 
@@ -39,13 +59,14 @@ static void copy_layers(struct sim_sequence *to, const struct sim_sequence *from
 		SIM_CHECK(layer->row_ids, "no memory for the model");
 		if (n > 0)
 			memcpy(layer->row_ids, from->layers[l].row_ids, n * sizeof(layer->row_ids[0]));
+		copy_ring(spec, layer, &from->layers[l]);
 	}
 }
 
 void sim_model_capture_begun(struct sim_model *model)
 {
-	free_list(model->saved.begun);
-	model->saved.begun = NULL;
+	free_snapshot(&model->saved.begun);
+	model->saved.begun_seq = model->seq;
 }
 
 void sim_model_captured(struct sim_model *model, const struct kv_sequence *real)
@@ -62,9 +83,10 @@ void sim_model_captured(struct sim_model *model, const struct kv_sequence *real)
 	memcpy(saved->name, session->name, sizeof(saved->name));
 	saved->sequence->id = sequence->id;
 	saved->sequence->is_evictable = sequence->is_evictable;
-	copy_layers(saved->sequence, sequence, session->pool->spec->n_layers);
-	saved->next = model->saved.begun;
-	model->saved.begun = saved;
+	saved->sequence->n_pins = sequence->n_pins;
+	copy_layers(saved->sequence, sequence, session->pool->spec);
+	saved->next = model->saved.begun.list;
+	model->saved.begun.list = saved;
 }
 
 static struct sim_snapshot *find(struct sim_saved *saved, const char *name)
@@ -85,10 +107,11 @@ void sim_model_saved(struct sim_model *model, const char *name)
 	if (!snapshot)
 		snapshot = find(&model->saved, "");
 	SIM_CHECK(snapshot, "more than %u snapshots", SIM_SAVED_MAX);
-	free_list(snapshot->list);
+	sim_model_check_captured(model);
+	free_snapshot(snapshot);
+	*snapshot = model->saved.begun;
 	snprintf(snapshot->name, sizeof(snapshot->name), "%s", name);
-	snapshot->list = model->saved.begun;
-	model->saved.begun = NULL;
+	memset(&model->saved.begun, 0, sizeof(model->saved.begun));
 }
 
 void sim_model_restored(struct sim_model *model, const char *name, const struct kv_session *real)
@@ -121,7 +144,8 @@ void sim_model_restored(struct sim_model *model, const char *name, const struct 
 		struct sim_sequence *sequence = sim_model_add_sequence(session, saved->sequence->id);
 
 		sequence->is_evictable = saved->sequence->is_evictable;
-		copy_layers(sequence, saved->sequence, session->pool->spec->n_layers);
+		sequence->n_pins = saved->sequence->n_pins;
+		copy_layers(sequence, saved->sequence, session->pool->spec);
 	}
 	/* In the order in which they were saved, which is that of the list now. */
 	for (struct sim_sequence *sequence = session->sequences; sequence; sequence = sequence->next)

@@ -6,10 +6,8 @@
  * arrive are known all the same.
  */
 #include "tests/sim/record.h"
-#include "core/capture.h"
 #include "core/domain_internal.h"
 #include "core/plan.h"
-#include "server/checkpoint.h"
 #include "server/spill.h"
 #include "tests/sim/model.h"
 #include "tests/sim/peer.h"
@@ -334,37 +332,6 @@ WRAPPED(void, kv_sequence_fetch_end, struct kv_sequence *sequence, bool is_whole
 
 	__real_kv_sequence_fetch_end(sequence, is_whole);
 	note_moved(domain, real, id);
-}
-
-/* ---- snapshots ---- */
-
-WRAPPED(enum kv_status, kv_capture_create, struct kv_domain *domain, struct kv_capture **out,
-	struct kv_error *err)
-{
-	const enum kv_status status = __real_kv_capture_create(domain, out, err);
-
-	if (sim_is_watched(domain))
-		sim_model_capture_begun(&sim_world_now->model);
-	return status;
-}
-
-WRAPPED(void, kv_capture_take, struct kv_capture *capture, const struct kv_sequence *sequence,
-	uint64_t now_ns)
-{
-	if (sim_is_watched(sequence->pool->domain))
-		sim_model_captured(&sim_world_now->model, sequence);
-	__real_kv_capture_take(capture, sequence, now_ns);
-}
-
-WRAPPED(void, kv_session_commit, struct kv_domain *domain, struct kv_session *session, uint64_t now_ns)
-{
-	struct srv_checkpoint_view view;
-
-	__real_kv_session_commit(domain, session, now_ns);
-	if (!sim_is_watched(domain))
-		return;
-	srv_checkpoint_status(sim_world_now->server->checkpoint, &view);
-	sim_model_restored(&sim_world_now->model, view.name, session);
 }
 
 /* ---- bounds of a turn ---- */

@@ -30,7 +30,7 @@ struct world {
 	uint64_t area_bytes;
 	struct token tokens[N_LAYERS][N_TOKENS];
 	uint32_t lengths[N_LAYERS];
-	uint32_t n_exact_reads, n_exact_decodes, n_long_chunks, n_cuts;
+	uint32_t n_exact_reads, n_exact_decodes, n_long_chunks, n_cuts, n_moves;
 };
 
 static uint32_t below(struct world *world, uint32_t n)
@@ -253,6 +253,44 @@ static void do_read(struct world *world)
 	}
 }
 
+/* Rows of the exact window out to `rows`, or in. */
+static void move_exact(struct world *world, uint32_t layer, uint32_t n, bool is_import, uint8_t *rows)
+{
+	const struct kv_sequence *sequence = kv_sequence_find(world->session, 7);
+	struct kv_plan plan;
+
+	kv_plan_begin(&plan, world->test.pool, world->area, world->area_bytes);
+	ck_assert(kv_plan_has_room_exact(&plan, 1));
+	kv_plan_add_exact_move(&plan, sequence, layer, 1, world->lengths[layer] - n, n, is_import, rows);
+	kv_test_audit(world->test.domain, (struct kv_plan *const[]){ &plan }, 1);
+	kv_batch_run(&world->pages, &plan.batch, &world->scratch);
+	ck_assert_int_eq(plan.batch.results[0].status, KV_OK);
+	kv_plan_end(&plan);
+}
+
+/* What left comes back bit by bit, k_center or not; other numbers in between are there as they were put. */
+static void do_move(struct world *world)
+{
+	static uint8_t rows[2 * N_RING * N_HEADS * DIM * 2], other[sizeof(rows)], seen[sizeof(rows)];
+	const uint32_t layer = below(world, N_LAYERS);
+	const uint32_t n = world->lengths[layer] - exact_lo(world, layer);
+	const uint64_t n_bytes = kv_plan_exact_bytes(world->test.pool->spec, 1, n);
+
+	if (n == 0)
+		return;
+	ck_assert_uint_le(n_bytes, sizeof(rows));
+	move_exact(world, layer, n, false, rows);
+	for (uint64_t i = 0; i < n_bytes; i += 2) {
+		other[i] = (uint8_t)below(world, 256);
+		other[i + 1] = (uint8_t)(0x30 + below(world, 16));
+	}
+	move_exact(world, layer, n, true, other);
+	move_exact(world, layer, n, false, seen);
+	ck_assert_mem_eq(seen, other, n_bytes);
+	move_exact(world, layer, n, true, rows);
+	world->n_moves++;
+}
+
 static void do_decode(struct world *world)
 {
 	const uint32_t layer = below(world, N_LAYERS), length = world->lengths[layer];
@@ -352,7 +390,7 @@ static void run(struct world *world, uint64_t seed, const char *format, bool has
 	world->memory = aligned_alloc(4096, (n_bytes + 4095) / 4096 * 4096);
 	memset(world->memory, 0xA5, n_bytes);
 	kv_assert_ok(kv_batch_pages_init(&world->pages, spec, world->memory, NULL));
-	world->area_bytes = kv_plan_area_bytes(spec, 1 << 20);
+	world->area_bytes = kv_plan_area_bytes(spec, 1 << 20) + kv_plan_moves_bytes(spec);
 	world->area = aligned_alloc(4096, (world->area_bytes + 4095) / 4096 * 4096);
 	for (uint32_t i = 0; i < n_ops; i++) {
 		const uint32_t dice = below(world, 100);
@@ -361,8 +399,10 @@ static void run(struct world *world, uint64_t seed, const char *format, bool has
 			do_append(world);
 		else if (dice < 70)
 			do_read(world);
-		else if (dice < 88)
+		else if (dice < 87)
 			do_decode(world);
+		else if (dice < 89)
+			do_move(world);
 		else
 			do_truncate(world);
 		if (i % 16 == 0)
@@ -398,6 +438,7 @@ START_TEST(test_exact_window_agrees_with_lists)
 		ck_assert_uint_ge(world.n_exact_decodes, 100);
 		ck_assert_uint_ge(world.n_long_chunks, 20);
 		ck_assert_uint_ge(world.n_cuts, 100);
+		ck_assert_uint_ge(world.n_moves, 20);
 	}
 }
 END_TEST
