@@ -50,36 +50,34 @@ void kv_attention_finish(const struct kv_attention_input *input, double *acc, do
 		out[i] = (float)(acc[i] * factor);
 }
 
-/* The query in the channels' own basis. */
-static void begin_exact(const struct kv_attention_input *input, const float *q, const double *q_prepared,
-	struct kv_attention_scratch *scratch, double *q_exact)
+void kv_attention_prepare_exact(const struct kv_attention_input *input, const float *q,
+	const double *q_prepared, double *work, float *turned, double *q_exact)
 {
 	const uint32_t head_dim = input->k_codec->head_dim;
 
 	if (input->q_is_rotated) {
-		memcpy(scratch->work, q_prepared, head_dim * sizeof(*q_prepared));
-		kv_row_codec_finish_output(input->k_codec, scratch->work, 1.0, scratch->turned);
-		q = scratch->turned;
+		memcpy(work, q_prepared, head_dim * sizeof(*q_prepared));
+		kv_row_codec_finish_output(input->k_codec, work, 1.0, turned);
+		q = turned;
 	}
 	for (uint32_t i = 0; i < head_dim; i++)
 		q_exact[i] = (double)q[i];
 }
 
-/* Adds the weighted sum of exact rows to that of the others, in the output's basis. */
-static void finish_exact(const struct kv_attention_input *input, const double *acc, double factor,
-	struct kv_attention_scratch *scratch, float *out)
+void kv_attention_finish_exact(const struct kv_attention_input *input, const double *acc, double factor,
+	double *work, float *turned, float *out)
 {
 	const uint32_t head_dim = input->v_codec->head_dim;
 
 	for (uint32_t i = 0; i < head_dim; i++)
-		scratch->work[i] = acc[i] * factor;
+		work[i] = acc[i] * factor;
 	if (input->out_is_rotated) {
 		for (uint32_t i = 0; i < head_dim; i++)
-			scratch->turned[i] = (float)scratch->work[i];
-		kv_row_codec_prepare_query(input->v_codec, scratch->turned, scratch->work);
+			turned[i] = (float)work[i];
+		kv_row_codec_prepare_query(input->v_codec, turned, work);
 	}
 	for (uint32_t i = 0; i < head_dim; i++)
-		out[i] = (float)((double)out[i] + scratch->work[i]);
+		out[i] = (float)((double)out[i] + work[i]);
 }
 
 static void scale_down(double *acc, uint32_t n, double shrink)
@@ -235,7 +233,8 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 		scratch->logit_offset[n] =
 			(double)options->scale * kv_attention_prepare(input, q, q_prepared, scratch->work);
 		if (input->exact_k_codec) {
-			begin_exact(input, q, q_prepared, scratch, scratch->q_exact + (size_t)n * k_dim);
+			kv_attention_prepare_exact(input, q, q_prepared, scratch->work, scratch->turned,
+				scratch->q_exact + (size_t)n * k_dim);
 			memset(scratch->acc_exact + (size_t)n * v_dim, 0, v_dim * sizeof(double));
 		}
 		scratch->max[n] = -INFINITY;
@@ -250,8 +249,8 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 
 		kv_attention_finish(input, scratch->acc + n * acc_length, factor, out + query_idx * v_dim);
 		if (input->exact_k_codec)
-			finish_exact(input, scratch->acc_exact + (size_t)n * v_dim, factor, scratch,
-				out + query_idx * v_dim);
+			kv_attention_finish_exact(input, scratch->acc_exact + (size_t)n * v_dim, factor,
+				scratch->work, scratch->turned, out + query_idx * v_dim);
 		if (lse)
 			lse[query_idx] = (float)(scratch->max[n] + log(scratch->sum[n]));
 	}

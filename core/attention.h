@@ -154,6 +154,16 @@ double kv_attention_prepare(
 	const struct kv_attention_input *input, const float *q, double *q_prepared, double *work);
 void kv_attention_finish(const struct kv_attention_input *input, double *acc, double factor, float *out);
 /*
+ * The same for rows of the exact window. prepare_exact: the query in the channels' own basis, [k head_dim],
+ * from what kv_attention_prepare() made of it; uses up `work` (K prepared_dim numbers) and `turned`
+ * (head_dim). finish_exact: adds acc, [v head_dim] in the channels' own basis, times `factor`, to what
+ * kv_attention_finish() left in `out`, in its basis; the same for V.
+ */
+void kv_attention_prepare_exact(const struct kv_attention_input *input, const float *q,
+	const double *q_prepared, double *work, float *turned, double *q_exact);
+void kv_attention_finish_exact(const struct kv_attention_input *input, const double *acc, double factor,
+	double *work, float *turned, float *out);
+/*
  * Adds a sink (NULL: none) to the softmax with this maximum and sum; returns what the weighted sum is
  * multiplied by. The sum is 0 and the maximum -infinity when no token was seen; there must be a sink then.
  */

@@ -54,7 +54,8 @@ struct kv_update_op {
 				 negative = skip */
 	/*
 	 * Where the rows are kept as bf16 as well, in pools with exact_tokens: ring block * block_size +
-	 * offset, the same on all layers, [n_tokens]; negative = not kept. NULL: none is.
+	 * offset, the same on all layers, [n_tokens]; negative = not kept. NULL: none is. No place twice, and
+	 * none for a token whose slot is negative or taken by a later one.
 	 */
 	const int64_t *exact_slots;
 	struct kv_rows k, v;

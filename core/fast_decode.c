@@ -16,10 +16,16 @@ struct task {
 	const struct kv_decode_op *op;
 	const struct kv_fast_layer *layer;
 	struct kv_attention_input input;
+	uint32_t exact_lo;      /* from here on tokens are in ring blocks; UINT32_MAX: none is */
 	uint32_t head, n_group; /* query heads of the KV head */
 	uint32_t n_queries;     /* of the task */
 	uint64_t query_first, n_item_queries;
 };
+
+static bool has_exact(const struct task *task)
+{
+	return task->exact_lo != UINT32_MAX;
+}
 
 static bool begin_task(struct kv_fast_pool *pool, const struct kv_batch *batch,
 	const struct kv_fast_item *item, uint32_t head, struct task *task)
@@ -30,6 +36,7 @@ static bool begin_task(struct kv_fast_pool *pool, const struct kv_batch *batch,
 		.pool = pool, .item = item, .op = &batch->decodes[item->op_idx], .head = head
 	};
 	task->layer = &pool->layers[task->op->layer];
+	task->exact_lo = kv_fast_exact_lo(task->op);
 	task->n_group = spec->q_heads / spec->kv_heads;
 	task->n_queries = item->n_rows * task->n_group;
 	task->query_first = (uint64_t)head * task->n_queries;
@@ -81,6 +88,13 @@ static struct kv_finding prepare(const struct task *task, bool is_served, struct
 		kv_fast_prepare(&task->layer->k, scratch->prepared, (double)task->op->scale,
 			(int16_t *)(void *)(prepared + 1), (float *)(void *)(prepared + 1), prepared->units,
 			prepared->sums);
+		if (has_exact(task)) {
+			kv_attention_prepare_exact(&task->input, scratch->q, scratch->prepared, scratch->work,
+				scratch->turned, scratch->exact);
+			kv_fast_prepare(&task->pool->exact_k, scratch->exact, (double)task->op->scale, NULL,
+				kv_fast_exact_numbers(prepared, task->layer), &prepared->exact_unit,
+				&prepared->exact_sum);
+		}
 	}
 	return found(task, KV_OK, 0);
 }
@@ -91,13 +105,51 @@ static struct kv_finding prepare(const struct task *task, bool is_served, struct
 struct pass {
 	const struct task *task;
 	uint32_t query_first, n_queries, n_filled; /* filled up to what the kernels take */
-	struct kv_fast_query queries[KV_FAST_QUERIES_MAX];
+	struct kv_fast_query queries[KV_FAST_QUERIES_MAX], exact_queries[KV_FAST_QUERIES_MAX];
 	struct kv_attention_range tokens[KV_FAST_QUERIES_MAX];
 	float offsets[KV_FAST_QUERIES_MAX], slopes[KV_FAST_QUERIES_MAX];
 	struct kv_fast_partial *partials[KV_FAST_QUERIES_MAX];
 	float *sums[KV_FAST_QUERIES_MAX], *zeros[KV_FAST_QUERIES_MAX];
+	float *exact_sums[KV_FAST_QUERIES_MAX];
 	struct kv_fast_scratch *scratch;
 };
+
+/* Where the rows of a piece are, pages or ring blocks, and what of a pass goes with them. */
+struct source {
+	const struct kv_fast_side *k, *v;
+	const struct kv_row_codec *k_codec, *v_codec;
+	const struct kv_row_view *k_view, *v_view;
+	const struct kv_fast_query *queries;
+	float *const *sums;
+};
+
+static struct source pages_of(const struct pass *pass)
+{
+	const struct task *task = pass->task;
+
+	return (struct source){ .k = &task->layer->k,
+		.v = &task->layer->v,
+		.k_codec = task->input.k_codec,
+		.v_codec = task->input.v_codec,
+		.k_view = &task->input.k,
+		.v_view = &task->input.v,
+		.queries = pass->queries,
+		.sums = pass->sums };
+}
+
+static struct source rings_of(const struct pass *pass)
+{
+	const struct task *task = pass->task;
+
+	return (struct source){ .k = &task->pool->exact_k,
+		.v = &task->pool->exact_v,
+		.k_codec = task->input.exact_k_codec,
+		.v_codec = task->input.exact_v_codec,
+		.k_view = &task->input.exact_k,
+		.v_view = &task->input.exact_v,
+		.queries = pass->exact_queries,
+		.sums = pass->exact_sums };
+}
 
 static void begin_pass(struct pass *pass, uint32_t span)
 {
@@ -108,7 +160,7 @@ static void begin_pass(struct pass *pass, uint32_t span)
 	pass->n_filled = pass->n_queries == 3 ? 4 : pass->n_queries;
 	for (uint32_t n = 0; n < pass->n_filled; n++) {
 		const uint32_t query = pass->query_first + kv_fast_min(n, pass->n_queries - 1);
-		const struct kv_fast_prepared *prepared =
+		struct kv_fast_prepared *prepared =
 			kv_fast_prepared_of(task->pool, task->item, task->layer, task->query_first + query);
 		struct kv_fast_partial *partial = kv_fast_partial_of(task->pool, task->item, task->layer,
 			task->n_item_queries, span, task->query_first + query);
@@ -118,26 +170,33 @@ static void begin_pass(struct pass *pass, uint32_t span)
 				.numbers = (const float *)(const void *)(prepared + 1),
 				.units = prepared->units,
 				.sums = prepared->sums };
+		pass->exact_queries[n] =
+			(struct kv_fast_query){ .numbers = kv_fast_exact_numbers(prepared, task->layer),
+				.units = &prepared->exact_unit,
+				.sums = &prepared->exact_sum };
 		pass->tokens[n] = kv_fast_range_of(task->pool, task->op, row_of(task, query));
 		pass->offsets[n] = prepared->offset;
 		pass->slopes[n] = spec->alibi ? spec->alibi[q_head_of(task, query)] : 0;
 		pass->partials[n] = partial;
 		pass->sums[n] = (float *)(void *)(partial + 1);
 		pass->zeros[n] = partial->zeros;
+		pass->exact_sums[n] = kv_fast_exact_sums(partial, task->layer);
 		if (n >= pass->n_queries) {
-			pass->sums[n] = pass->scratch->unused;
+			pass->sums[n] = pass->exact_sums[n] = pass->scratch->unused;
 			pass->zeros[n] = pass->scratch->unused_zeros;
 			continue;
 		}
 		memset(partial, 0, sizeof(*partial) + v->n_slots * sizeof(float));
+		if (has_exact(task))
+			memset(pass->exact_sums[n], 0, task->pool->exact_v.n_slots * sizeof(float));
 		partial->max = -INFINITY;
 	}
 }
 
 /*
  * Rows of tokens [max(lo, first), end), end at most KV_FAST_BLOCK_TOKENS behind first, a multiple of it.
- * Places of other tokens, whose blocks may be gone, hold the row of one that is there. What lies behind a
- * row: that of the next head, which is worked on next.
+ * Places of other tokens, whose blocks may be gone and whose rows may be anything, hold the row of one that
+ * is there. What lies behind a row: that of the next head, which is worked on next.
  */
 static void find_rows(const struct kv_row_view *view, const struct kv_row_codec *codec, uint32_t first,
 	uint32_t lo, uint32_t end, bool is_last_head, struct kv_fast_rows *rows)
@@ -150,7 +209,8 @@ static void find_rows(const struct kv_row_view *view, const struct kv_row_codec 
 		const uint8_t *row = is_there ? kv_row_view_at(view, t) : some;
 
 		for (uint32_t i = 0; i < TILE_TOKENS; i++)
-			rows->rows[n + i] = is_there && t + i < end ? row + i * view->token_bytes : some;
+			rows->rows[n + i] =
+				is_there && t + i >= lo && t + i < end ? row + i * view->token_bytes : some;
 	}
 	rows->n_rows = end - first;
 	rows->ahead_bytes = is_last_head ? 0 : codec->row_bytes;
@@ -179,7 +239,8 @@ static void ask_for_rows(const struct pass *pass, const struct kv_row_view *view
 }
 
 /* Logits of tokens [begin, end) of a piece into scratch, those that a query does not see at -infinity. */
-static void score_piece(struct pass *pass, uint32_t begin, uint32_t lo, uint32_t end)
+static void score_piece(
+	struct pass *pass, const struct source *source, uint32_t begin, uint32_t lo, uint32_t end)
 {
 	const struct task *task = pass->task;
 	const struct kv_layer_spec *spec = &task->pool->pages->spec->layers[task->op->layer];
@@ -189,13 +250,13 @@ static void score_piece(struct pass *pass, uint32_t begin, uint32_t lo, uint32_t
 	struct kv_fast_rows rows;
 
 	for (uint32_t first = begin; first < end; first += KV_FAST_BLOCK_TOKENS) {
-		ask_for_rows(pass, &task->input.k, task->input.k_codec, first + ASK_AHEAD_TOKENS, end);
+		ask_for_rows(pass, source->k_view, source->k_codec, first + ASK_AHEAD_TOKENS, end);
 		/* Its values are needed when all keys of the piece are done. */
-		ask_for_rows(pass, &task->input.v, task->input.v_codec, kv_fast_max(first, lo), end);
-		find_rows(&task->input.k, task->input.k_codec, first, lo,
+		ask_for_rows(pass, source->v_view, source->v_codec, kv_fast_max(first, lo), end);
+		find_rows(source->k_view, source->k_codec, first, lo,
 			kv_fast_min(end, first + KV_FAST_BLOCK_TOKENS), is_last_head || pass->query_first > 0,
 			&rows);
-		kernels->score(&task->layer->k, &rows, pass->queries, pass->n_filled,
+		kernels->score(source->k, &rows, source->queries, pass->n_filled,
 			pass->scratch->logits[0] + (first - begin), KV_FAST_PIECE_TOKENS);
 	}
 	for (uint32_t q = 0; q < pass->n_filled; q++) {
@@ -212,6 +273,14 @@ static void score_piece(struct pass *pass, uint32_t begin, uint32_t lo, uint32_t
 				t += 63; /* all of these are seen */
 		}
 	}
+}
+
+static void scale_sums(const struct kv_fast_kernels *kernels, float *sums, uint32_t n_slots, float factor)
+{
+	if (factor > 0)
+		kernels->scale(sums, n_slots, factor);
+	else
+		memset(sums, 0, n_slots * sizeof(*sums));
 }
 
 /* Turns logits into weights against the running maxima; false when no query sees any of these tokens. */
@@ -237,10 +306,10 @@ static bool weigh_piece(struct pass *pass, uint32_t n)
 			partial->sum *= shrink;
 			for (uint32_t p = 0; p < v->n_parts; p++)
 				partial->zeros[p] *= shrink;
-			if (shrink > 0)
-				kernels->scale(pass->sums[q], v->n_slots, shrink);
-			else
-				memset(pass->sums[q], 0, v->n_slots * sizeof(float));
+			scale_sums(kernels, pass->sums[q], v->n_slots, shrink);
+			if (has_exact(pass->task))
+				scale_sums(kernels, pass->exact_sums[q], pass->task->pool->exact_v.n_slots,
+					shrink);
 			partial->max = max;
 		}
 		partial->sum += kernels->exp_sum(logits, n, partial->max);
@@ -248,23 +317,22 @@ static bool weigh_piece(struct pass *pass, uint32_t n)
 	return has_any;
 }
 
-static void take_piece(struct pass *pass, uint32_t lo, uint32_t hi)
+static void take_piece(struct pass *pass, const struct source *source, uint32_t lo, uint32_t hi)
 {
 	const struct task *task = pass->task;
 	const bool is_last_head = task->head + 1 == task->pool->pages->spec->kv_heads;
 	const uint32_t begin = lo / KV_FAST_BLOCK_TOKENS * KV_FAST_BLOCK_TOKENS;
 	struct kv_fast_rows rows;
 
-	score_piece(pass, begin, lo, hi);
+	score_piece(pass, source, begin, lo, hi);
 	if (!weigh_piece(pass, (uint32_t)kv_round_up_u64(hi - begin, KV_FAST_BLOCK_TOKENS)))
 		return;
 	for (uint32_t first = begin; first < hi; first += KV_FAST_BLOCK_TOKENS) {
-		find_rows(&task->input.v, task->input.v_codec, first, lo,
+		find_rows(source->v_view, source->v_codec, first, lo,
 			kv_fast_min(hi, first + KV_FAST_BLOCK_TOKENS), is_last_head || pass->query_first > 0,
 			&rows);
-		task->pool->kernels->accumulate(&task->layer->v, &rows,
-			pass->scratch->logits[0] + (first - begin), KV_FAST_PIECE_TOKENS, pass->n_filled,
-			pass->sums, pass->zeros);
+		task->pool->kernels->accumulate(source->v, &rows, pass->scratch->logits[0] + (first - begin),
+			KV_FAST_PIECE_TOKENS, pass->n_filled, source->sums, pass->zeros);
 	}
 }
 
@@ -276,9 +344,16 @@ static void take_piece_at(struct pass *pass, uint32_t piece)
 	const uint32_t lo = is_first ? 0 : item->tokens.lo,
 		       hi = is_first ? item->tokens.first_hi : item->tokens.hi;
 	const uint64_t at = is_first ? piece : lo / KV_FAST_PIECE_TOKENS + (piece - item->n_pieces[0]);
-	const uint64_t begin = at * KV_FAST_PIECE_TOKENS, end = begin + KV_FAST_PIECE_TOKENS;
+	const uint64_t piece_begin = at * KV_FAST_PIECE_TOKENS,
+		       piece_end = piece_begin + KV_FAST_PIECE_TOKENS;
+	const uint32_t begin = kv_fast_max(lo, (uint32_t)piece_begin),
+		       end = piece_end < hi ? (uint32_t)piece_end : hi, exact_lo = pass->task->exact_lo;
+	const struct source pages = pages_of(pass), rings = rings_of(pass);
 
-	take_piece(pass, kv_fast_max(lo, (uint32_t)begin), end < hi ? (uint32_t)end : hi);
+	if (begin < exact_lo)
+		take_piece(pass, &pages, begin, kv_fast_min(end, exact_lo));
+	if (end > exact_lo)
+		take_piece(pass, &rings, kv_fast_max(begin, exact_lo), end);
 }
 
 static void attend(const struct task *task, uint32_t span, struct kv_fast_scratch *scratch)
@@ -301,6 +376,30 @@ static void attend(const struct task *task, uint32_t span, struct kv_fast_scratc
 }
 
 /* ---- putting spans together ---- */
+
+/* The weighted sum of ring blocks into scratch->exact. */
+static void collect_exact(
+	const struct task *task, uint32_t query, double max, struct kv_fast_scratch *scratch)
+{
+	const struct kv_fast_side *v = &task->pool->exact_v;
+
+	memset(scratch->slots, 0, v->n_slots * sizeof(*scratch->slots));
+	for (uint32_t s = 0; s < task->item->n_spans; s++) {
+		struct kv_fast_partial *partial = kv_fast_partial_of(task->pool, task->item, task->layer,
+			task->n_item_queries, s, task->query_first + query);
+		const float *sums = kv_fast_exact_sums(partial, task->layer);
+
+		if (isinf(partial->max))
+			continue;
+
+		const double share = exp((double)partial->max - max);
+
+		for (uint32_t n = 0; n < v->n_slots; n++)
+			scratch->slots[n] += share * (double)sums[n];
+	}
+	memset(scratch->exact, 0, sizeof(scratch->exact));
+	kv_fast_collect(v, scratch->slots, NULL, scratch->exact);
+}
 
 static void merge_query(
 	const struct task *task, uint32_t query, const float *sink, struct kv_fast_scratch *scratch)
@@ -335,11 +434,19 @@ static void merge_query(
 	}
 	memset(scratch->prepared, 0, sizeof(scratch->prepared));
 	kv_fast_collect(v, scratch->slots, zeros, scratch->prepared);
-	if (sum > 0)
-		kv_attention_finish(
-			&task->input, scratch->prepared, kv_attention_close(sink, &max, &sum), scratch->out);
-	else
+	if (sum > 0) {
+		if (has_exact(task))
+			collect_exact(task, query, max, scratch);
+
+		const double factor = kv_attention_close(sink, &max, &sum);
+
+		kv_attention_finish(&task->input, scratch->prepared, factor, scratch->out);
+		if (has_exact(task))
+			kv_attention_finish_exact(&task->input, scratch->exact, factor, scratch->work,
+				scratch->turned, scratch->out);
+	} else {
 		memset(scratch->out, 0, v_dim * sizeof(*scratch->out));
+	}
 	kv_rows_store(dtype, scratch->out, v_dim, task->op->out + place * v_dim * kv_dtype_bytes(dtype));
 	if (task->op->lse)
 		task->op->lse[place] = sum > 0 ? (float)(max + log(sum)) : sink ? *sink : -INFINITY;

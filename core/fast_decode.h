@@ -6,7 +6,8 @@
  * Tokens are taken in pieces of KV_FAST_PIECE_TOKENS at multiples of it, each with a maximum of its own that
  * joins the running one; a span is a run of pieces, as long as makes at most KV_FAST_SPANS_MAX of them. So
  * what is computed, and in which order, follows from the item alone: the same bits in any company and with
- * any number of threads.
+ * any number of threads. Where the exact window begins within a piece, the piece ends there and another one
+ * begins.
  *
  * The tasks of one step may run in any order and on any threads, each with a scratch of its own.
  */
@@ -30,7 +31,8 @@ struct kv_fast_scratch {
 	float unused_zeros[KV_FAST_PARTS_MAX];
 	double prepared[KV_PREPARED_DIM_MAX], work[KV_PREPARED_DIM_MAX];
 	double slots[KV_FAST_SLOTS_MAX];
-	float q[KV_HEAD_DIM_MAX], out[KV_HEAD_DIM_MAX];
+	double exact[KV_HEAD_DIM_MAX]; /* a query, later a weighted sum, of the exact window */
+	float q[KV_HEAD_DIM_MAX], out[KV_HEAD_DIM_MAX], turned[KV_HEAD_DIM_MAX];
 };
 
 /* `pages` outlives it. The caller owns it until kv_fast_pool_destroy(), which accepts NULL. */
@@ -38,8 +40,7 @@ KV_MUST_CHECK enum kv_status kv_fast_pool_create(const struct kv_batch_pages *pa
 	const struct kv_fast_kernels *kernels, struct kv_fast_pool **out, struct kv_error *err);
 void kv_fast_pool_destroy(struct kv_fast_pool *pool);
 
-/* Layers whose rows the kernels take; the others, and items with an exact window, go through
- * kv_batch_run_task(). */
+/* Layers whose rows the kernels take; the others go through kv_batch_run_task(). */
 bool kv_fast_pool_has(const struct kv_fast_pool *pool, uint32_t layer);
 
 /* Before the first wave of a batch. One batch of a pool at a time. */

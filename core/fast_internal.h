@@ -29,6 +29,8 @@ struct kv_fast_pool {
 	const struct kv_batch_pages *pages;
 	const struct kv_fast_kernels *kernels;
 	struct kv_fast_layer *layers;
+	bool has_exact; /* the pool has an exact window, with rows like these */
+	struct kv_fast_side exact_k, exact_v;
 	uint8_t *workspace;
 	uint64_t workspace_bytes;
 	/* the wave */
@@ -40,15 +42,19 @@ struct kv_fast_pool {
 
 /* ---- memory of an item ---- */
 
-/* One prepared query; its slots follow. */
+/* One prepared query; its slots follow, then those for rows of the exact window. */
 struct kv_fast_prepared {
 	float units[KV_FAST_PARTS_MAX], sums[KV_FAST_PARTS_MAX];
 	float offset; /* scale * <q, k_center> */
-	float padding[15];
+	float exact_unit, exact_sum;
+	float padding[13];
 };
 _Static_assert(sizeof(struct kv_fast_prepared) % 64 == 0, "slots are aligned");
 
-/* What one span found for one query: softmax over its tokens, and the weighted sum; its slots follow. */
+/*
+ * What one span found for one query: softmax over its tokens, and the weighted sum; its slots follow, then
+ * those of rows of the exact window.
+ */
 struct kv_fast_partial {
 	float max, sum;
 	float zeros[KV_FAST_PARTS_MAX];
@@ -56,16 +62,29 @@ struct kv_fast_partial {
 };
 _Static_assert(sizeof(struct kv_fast_partial) % 64 == 0, "slots are aligned");
 
-static inline uint64_t kv_fast_prepared_bytes(const struct kv_fast_layer *layer)
+static inline uint64_t kv_fast_prepared_exact_at(const struct kv_fast_layer *layer)
 {
 	const uint64_t slot_bytes = layer->k.has_numbers ? sizeof(float) : sizeof(int16_t);
 
 	return sizeof(struct kv_fast_prepared) + kv_round_up_u64(layer->k.n_slots * slot_bytes, 64);
 }
 
-static inline uint64_t kv_fast_partial_bytes(const struct kv_fast_layer *layer)
+static inline uint64_t kv_fast_prepared_bytes(
+	const struct kv_fast_pool *pool, const struct kv_fast_layer *layer)
+{
+	/* No slots where the pool has no exact window. */
+	return kv_fast_prepared_exact_at(layer) + kv_round_up_u64(pool->exact_k.n_slots * sizeof(float), 64);
+}
+
+static inline uint64_t kv_fast_partial_exact_at(const struct kv_fast_layer *layer)
 {
 	return sizeof(struct kv_fast_partial) + kv_round_up_u64(layer->v.n_slots * sizeof(float), 64);
+}
+
+static inline uint64_t kv_fast_partial_bytes(
+	const struct kv_fast_pool *pool, const struct kv_fast_layer *layer)
+{
+	return kv_fast_partial_exact_at(layer) + kv_round_up_u64(pool->exact_v.n_slots * sizeof(float), 64);
 }
 
 /* Queries of one item are numbered (KV head, row, query head of the KV head). */
@@ -73,7 +92,13 @@ static inline struct kv_fast_prepared *kv_fast_prepared_of(struct kv_fast_pool *
 	const struct kv_fast_item *item, const struct kv_fast_layer *layer, uint64_t query_idx)
 {
 	return (struct kv_fast_prepared *)(void *)(pool->workspace + item->prepared_at +
-		query_idx * kv_fast_prepared_bytes(layer));
+		query_idx * kv_fast_prepared_bytes(pool, layer));
+}
+
+static inline float *kv_fast_exact_numbers(
+	struct kv_fast_prepared *prepared, const struct kv_fast_layer *layer)
+{
+	return (float *)(void *)((uint8_t *)prepared + kv_fast_prepared_exact_at(layer));
 }
 
 static inline struct kv_fast_partial *kv_fast_partial_of(struct kv_fast_pool *pool,
@@ -81,7 +106,12 @@ static inline struct kv_fast_partial *kv_fast_partial_of(struct kv_fast_pool *po
 	uint64_t query_idx)
 {
 	return (struct kv_fast_partial *)(void *)(pool->workspace + item->partials_at +
-		(span * n_queries + query_idx) * kv_fast_partial_bytes(layer));
+		(span * n_queries + query_idx) * kv_fast_partial_bytes(pool, layer));
+}
+
+static inline float *kv_fast_exact_sums(struct kv_fast_partial *partial, const struct kv_fast_layer *layer)
+{
+	return (float *)(void *)((uint8_t *)partial + kv_fast_partial_exact_at(layer));
 }
 
 static inline uint32_t kv_fast_min(uint32_t a, uint32_t b)
@@ -92,6 +122,12 @@ static inline uint32_t kv_fast_min(uint32_t a, uint32_t b)
 static inline uint32_t kv_fast_max(uint32_t a, uint32_t b)
 {
 	return a > b ? a : b;
+}
+
+/* The op's first token that is read from ring blocks; UINT32_MAX: none is. */
+static inline uint32_t kv_fast_exact_lo(const struct kv_decode_op *op)
+{
+	return op->exact_table && op->exact_lo < op->n_tokens_seen ? op->exact_lo : UINT32_MAX;
 }
 
 static inline struct kv_attention_range kv_fast_range_of(

@@ -22,7 +22,8 @@ static uint64_t row_bytes_max(const struct kv_fast_pool *pool)
 	for (uint32_t l = 0; l < pool->pages->spec->n_layers; l++) {
 		const struct kv_fast_layer *layer = &pool->layers[l];
 		const uint64_t n_bytes = q_heads *
-			(kv_fast_prepared_bytes(layer) + KV_FAST_SPANS_MAX * kv_fast_partial_bytes(layer));
+			(kv_fast_prepared_bytes(pool, layer) +
+				KV_FAST_SPANS_MAX * kv_fast_partial_bytes(pool, layer));
 
 		max = layer->is_fast && n_bytes > max ? n_bytes : max;
 	}
@@ -51,6 +52,11 @@ enum kv_status kv_fast_pool_create(const struct kv_batch_pages *pages, const str
 		layer->is_fast = kv_fast_side_init(&layer->k, spec->layers[l].k, false, kernels) &&
 			kv_fast_side_init(&layer->v, spec->layers[l].v, true, kernels);
 	}
+	/* Rows of bf16 are for the kernels, whatever their dim. */
+	pool->has_exact = spec->exact_tokens > 0 &&
+		kv_fast_side_init(&pool->exact_k, spec->exact_k, false, kernels) &&
+		kv_fast_side_init(&pool->exact_v, spec->exact_v, true, kernels);
+	KV_ASSERT(pool->has_exact == (spec->exact_tokens > 0));
 	pool->workspace_bytes = row_bytes_max(pool);
 	if (pool->workspace_bytes < WORKSPACE_BYTES)
 		pool->workspace_bytes = WORKSPACE_BYTES;
@@ -105,11 +111,6 @@ static void lay_out(const struct kv_fast_pool *pool, const struct kv_decode_op *
 	item->n_spans = n_pieces > 0 ? kv_div_up_u32(n_pieces, item->span_pieces) : 0;
 }
 
-static bool is_scalar(const struct kv_fast_pool *pool, const struct kv_decode_op *op)
-{
-	return !pool->layers[op->layer].is_fast || (op->exact_table && op->exact_lo < op->n_tokens_seen);
-}
-
 /* Adds the next rows of the next decode; false when they do not fit any more. */
 static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, uint64_t *n_bytes)
 {
@@ -122,7 +123,7 @@ static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, u
 	*item = (struct kv_fast_item){ .op_idx = pool->op_next,
 		.row_first = pool->row_next,
 		.n_rows = op->q_len - pool->row_next,
-		.is_scalar = is_scalar(pool, op),
+		.is_scalar = !layer->is_fast,
 		.task_first = pool->n_span_tasks };
 	if (item->is_scalar) {
 		item->n_spans = 1;
@@ -130,7 +131,8 @@ static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, u
 		lay_out(pool, op, item);
 
 		const uint64_t row_bytes = q_heads *
-			(kv_fast_prepared_bytes(layer) + item->n_spans * kv_fast_partial_bytes(layer));
+			(kv_fast_prepared_bytes(pool, layer) +
+				item->n_spans * kv_fast_partial_bytes(pool, layer));
 		const uint64_t n_fit = (pool->workspace_bytes - *n_bytes) / row_bytes;
 
 		if (n_fit == 0)
@@ -140,7 +142,7 @@ static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, u
 			lay_out(pool, op, item);
 		}
 		item->prepared_at = *n_bytes;
-		item->partials_at = *n_bytes + item->n_rows * q_heads * kv_fast_prepared_bytes(layer);
+		item->partials_at = *n_bytes + item->n_rows * q_heads * kv_fast_prepared_bytes(pool, layer);
 		*n_bytes += item->n_rows * row_bytes;
 	}
 	pool->n_span_tasks += (uint64_t)item->n_spans * pool->pages->spec->kv_heads;

@@ -57,6 +57,8 @@ static cudaError_t launch_wave(struct cuda_backend *cuda, const struct kvg_decod
 	if (error == cudaSuccess)
 		error = wave->tile_bits != 0 ? kvg_decode_tiles_launch(wave, cuda->compute_stream)
 					     : kvg_decode_rows_launch(wave, cuda->compute_stream);
+	if (error == cudaSuccess)
+		error = kvg_decode_exact_launch(wave, cuda->compute_stream);
 	return error == cudaSuccess ? kvg_decode_finish_launch(wave, cuda->compute_stream) : error;
 }
 
@@ -187,9 +189,6 @@ static enum kv_status cuda_pool_check(
 	struct kvg_image *image = NULL;
 
 	(void)base;
-	if (spec->exact_tokens > 0)
-		return kv_fail(err, KV_UNSUPPORTED, "exact_tokens: the CUDA backend keeps no exact window");
-
 	const enum kv_status status = kvg_image_create(spec, false, &image, err);
 
 	if (status != KV_OK)

@@ -86,6 +86,29 @@ static __device__ void prepare_rows(const struct kvg_decode_params *params, cons
 }
 
 /*
+ * The query in the channels' own basis, where rows of the exact window are, with the same factor. Uses `from`
+ * and `to` up.
+ */
+static __device__ void prepare_exact(const struct kvg_decode_params *params, const struct kvg_codec *codec,
+	const struct kvg_decode_op *op, const float *q, float *prepared, float *from, float *to)
+{
+	const uint32_t rotation = codec->segments[0].rotation;
+	const float factor = op->scale * LOG2_E;
+	const float *turned = q;
+
+	if (rotation != KVG_NONE && (op->flags & KVG_Q_ROTATED)) {
+		for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
+			from[i] = q[i];
+		__syncwarp();
+		kvg_rotate(&params->tables, &params->tables.rotations[rotation], true, from, to);
+		turned = to;
+	}
+	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
+		prepared[i] = turned[i] * factor;
+	__syncwarp();
+}
+
+/*
  * scale * <q, K centre>: belongs to every logit of the query, so weights do not change, and the finish kernel
  * adds it to the log-sum-exp; only a soft cap wants it before. A rotated query meets the centre in the rows'
  * basis.
@@ -236,6 +259,11 @@ static __global__ void __launch_bounds__(THREADS)
 			if (kvg_lane() == 0)
 				params.q_offsets[(uint64_t)row_idx * tables->q_heads + q_head] = offset;
 		}
+		if (params.exact_rows && params.exact_rows[row_idx].n_work != 0)
+			prepare_exact(&params, codec, op, s.q[h],
+				params.exact_queries +
+					((uint64_t)row_idx * tables->q_heads + q_head) * tables->k_head_dim,
+				s.from[warp], s.to[warp]);
 		if (params.tile_bits == 0) {
 			prepare_rows(&params, codec, op, s.q[h],
 				params.q_prepared +
@@ -277,6 +305,7 @@ struct finish_scratch {
 	float acc[2 * KVG_DIM_MAX];
 	float turned[2 * KVG_DIM_MAX];
 	float out[KVG_DIM_MAX];
+	float exact[KVG_DIM_MAX];
 	float weights[THREADS], weighted[THREADS], largest[WARPS];
 	uint32_t slots[THREADS];
 	__align__(16) uint8_t stored[KVG_DIM_MAX * 4];
@@ -291,12 +320,12 @@ struct parts {
 };
 
 static __device__ struct parts find_parts(const struct kvg_decode_params *params,
-	const struct kvg_decode_row *row, uint32_t virtual_head, uint32_t item)
+	const struct kvg_decode_row *row, uint32_t virtual_head, uint32_t item, bool is_exact)
 {
 	struct parts parts = { row->work_first + virtual_head * row->n_work, row->n_work, KVG_NONE, false,
 		false };
 
-	if (params->tile_bits == 0)
+	if (params->tile_bits == 0 || is_exact || row->n_work == 0)
 		return parts;
 
 	/* Block b has the units [b total / n, (b + 1) total / n). */
@@ -322,12 +351,21 @@ static __device__ __forceinline__ uint32_t part_slot(const struct parts *parts, 
 	return 2 * (parts->first + i) + (i == 0 && parts->is_second ? 1u : 0u);
 }
 
-/*
- * acc[] = the merged weighted sum over its denominator; returns log2 of the softmax denominator. Parts are
- * taken in their order, 128 weights at a time. `sink` is one more logit, in log2 units, or -infinity.
+/* Partial results of one kind: weighted sums, maxima and sums of weights, a row of them for every slot. */
+struct partials {
+	const float *sums, *ml;
+	uint32_t stride;
+};
+
+/* What the parts of a query come to: maximum in log2 units, sum of weights, a thread's channels of the sums.
  */
-static __device__ float merge(const struct kvg_decode_params *params, const struct parts *parts,
-	uint32_t head, uint32_t v_dim, float sink, struct finish_scratch *s)
+struct merged {
+	float max, sum, sums[4];
+};
+
+/* Parts are taken in their order, 128 weights at a time. */
+static __device__ struct merged merge(const struct partials &partials, const struct parts *parts,
+	uint32_t n_heads, uint32_t head, uint32_t v_dim, struct finish_scratch *s)
 {
 	float max = -INFINITY, sum = 0, sums[4] = { 0, 0, 0, 0 };
 
@@ -336,10 +374,9 @@ static __device__ float merge(const struct kvg_decode_params *params, const stru
 		float2 own = make_float2(-INFINITY, 0);
 
 		if (threadIdx.x < n) {
-			const uint64_t at =
-				(uint64_t)part_slot(parts, first + threadIdx.x) * params->n_heads + head;
+			const uint64_t at = (uint64_t)part_slot(parts, first + threadIdx.x) * n_heads + head;
 
-			own = *(const float2 *)(params->partials_ml + at * 2);
+			own = *(const float2 *)(partials.ml + at * 2);
 			s->slots[threadIdx.x] = (uint32_t)at;
 		}
 
@@ -372,22 +409,68 @@ static __device__ float merge(const struct kvg_decode_params *params, const stru
 #pragma unroll 8
 			for (uint32_t i = 0; i < n; i++)
 				sums[k] += s->weights[i] *
-					params->partials[(uint64_t)s->slots[i] * params->v_dim_max + channel];
+					partials.sums[(uint64_t)s->slots[i] * partials.stride + channel];
 		}
 		__syncthreads();
 	}
+	return { max, sum, { sums[0], sums[1], sums[2], sums[3] } };
+}
 
-	const float top = fmaxf(max, sink), shrink = exp2f(max - top);
-
-	sum = sum * shrink + exp2f(sink - top);
-
-	const float factor = shrink / (params->tile_bits != 0 ? sum * params->tile_scale : sum);
-
+/* The merged sums of a thread's channels, times `factor`. */
+static __device__ __forceinline__ void store_sums(
+	const struct merged &merged, float factor, uint32_t dim, float *to)
+{
 	for (uint32_t k = 0; k < 4; k++) {
-		if (threadIdx.x + k * THREADS < v_dim)
-			s->acc[threadIdx.x + k * THREADS] = sums[k] * factor;
+		if (threadIdx.x + k * THREADS < dim)
+			to[threadIdx.x + k * THREADS] = merged.sums[k] * factor;
 	}
+}
+
+/*
+ * acc[] = the weighted sum of pages over the denominator, exact[] that of ring blocks; returns log2 of the
+ * softmax denominator. `sink` is one more logit, in log2 units, or -infinity.
+ */
+static __device__ float merge_all(const struct kvg_decode_params *params, const struct kvg_codec *codec,
+	uint32_t row_idx, uint32_t virtual_head, uint32_t head, float sink, struct finish_scratch *s)
+{
+	const uint32_t item = row_idx * params->tables.kv_heads * params->n_chunks + virtual_head;
+	const struct partials pages = { params->partials, params->partials_ml, params->v_dim_max };
+	const struct parts parts = find_parts(params, &params->rows[row_idx], virtual_head, item, false);
+	const struct merged merged = merge(pages, &parts, params->n_heads, head, codec->prepared_dim, s);
+	struct merged exact = { -INFINITY, 0, { 0, 0, 0, 0 } };
+
+	if (params->exact_rows) {
+		const struct partials rings = { params->exact_partials, params->exact_partials_ml,
+			codec->head_dim };
+		const struct parts exact_parts =
+			find_parts(params, &params->exact_rows[row_idx], virtual_head, item, true);
+
+		exact = merge(rings, &exact_parts, params->n_heads, head, codec->head_dim, s);
+	}
+
+	const float top = fmaxf(fmaxf(merged.max, exact.max), sink), shrink = exp2f(merged.max - top);
+	const float exact_shrink = exp2f(exact.max - top);
+	const float sum = merged.sum * shrink + exact.sum * exact_shrink + exp2f(sink - top);
+
+	store_sums(merged, shrink / (params->tile_bits != 0 ? sum * params->tile_scale : sum),
+		codec->prepared_dim, s->acc);
+	if (params->exact_rows)
+		store_sums(exact, exact_shrink / sum, codec->head_dim, s->exact);
 	return top + log2f(sum);
+}
+
+/* The weighted sum of ring blocks joins out[], in its basis. By all threads. */
+static __device__ void add_exact(const struct kvg_tables *tables, const struct kvg_codec *codec,
+	bool is_rotated, struct finish_scratch *s)
+{
+	const uint32_t rotation = codec->segments[0].rotation;
+	const bool is_turned = rotation != KVG_NONE && is_rotated;
+
+	if (is_turned && threadIdx.x < 32)
+		kvg_rotate(tables, &tables->rotations[rotation], false, s->exact, s->turned);
+	__syncthreads();
+	for (uint32_t i = threadIdx.x; i < codec->head_dim; i += THREADS)
+		s->out[i] += is_turned ? s->turned[i] : s->exact[i];
 }
 
 /* acc[] in the segments' bases to out[] in the channels'. A warp turns one segment. */
@@ -439,7 +522,9 @@ static __global__ void __launch_bounds__(THREADS)
 	const struct kvg_codec *codec = kvg_codec_of(tables, layer, true, q_head / group);
 	const uint64_t query = (uint64_t)row->row * tables->q_heads + q_head;
 	const uint32_t d = codec->head_dim, bytes = kvg_number_bytes(op->out_dtype);
-	const bool has_offset = row->n_work != 0 && layer->k_center != KVG_NONE && layer->softcap <= 0;
+	const bool has_tokens =
+		row->n_work != 0 || (params.exact_rows && params.exact_rows[row_idx].n_work != 0);
+	const bool has_offset = has_tokens && layer->k_center != KVG_NONE && layer->softcap <= 0;
 	const bool has_sink = layer->sinks != KVG_NONE && !(op->flags & KVG_NO_SINKS);
 	float offset = 0, log2_sum;
 
@@ -450,17 +535,19 @@ static __global__ void __launch_bounds__(THREADS)
 	const float sink =
 		has_sink ? (kvg_floats(tables, layer->sinks)[q_head] - offset) * LOG2_E : -INFINITY;
 
-	if (row->n_work == 0) {
+	if (!has_tokens) {
 		for (uint32_t i = threadIdx.x; i < d; i += THREADS)
 			s.out[i] = 0;
 		log2_sum = sink;
 	} else {
-		const uint32_t item = row_idx * tables->kv_heads * params.n_chunks + virtual_head;
-		const struct parts parts = find_parts(&params, row, virtual_head, item);
+		const bool is_rotated = (op->flags & KVG_OUT_ROTATED) != 0;
 
-		log2_sum = merge(&params, &parts, in_group % KVG_HEADS_MAX, codec->prepared_dim, sink, &s);
+		log2_sum =
+			merge_all(&params, codec, row_idx, virtual_head, in_group % KVG_HEADS_MAX, sink, &s);
 		__syncthreads();
-		turn_back(tables, codec, (op->flags & KVG_OUT_ROTATED) != 0, &s);
+		turn_back(tables, codec, is_rotated, &s);
+		if (params.exact_rows)
+			add_exact(tables, codec, is_rotated, &s);
 	}
 
 	uint8_t *out = op->out + query * d * bytes;

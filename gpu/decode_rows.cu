@@ -3,18 +3,17 @@
  * time, once for up to eight query heads; scores and sums are float32. One thread block per piece of (query
  * row, virtual head); the finish kernel merges the pieces. Bound: instructions (a dozen per stored element),
  * not bytes.
+ *
+ * Rows of the exact window are one more such format, in ring blocks in place of pages: a launch of its own
+ * over the exact rows of the wave, whatever kernel works on the pages.
  */
-#include <cuda_fp16.h>
-
 #include "gpu/decode_common.cuh"
-#include "gpu/device_rows.cuh"
+#include "gpu/decode_expand.cuh"
 #include "gpu/variants.h"
 
-#define THREADS 128u
-#define TOKENS  KVG_TILE_TOKENS
-#define LOG2_E  1.4426950408889634f
-#define LN_2    0.6931471805599453f
-#define PAD     4u /* floats behind an expanded row: 16-byte reads of 8 rows fall on different banks */
+#define LOG2_E 1.4426950408889634f
+#define LN_2   0.6931471805599453f
+#define PAD    4u /* floats behind an expanded row: 16-byte reads of 8 rows fall on different banks */
 
 /* 16 rows as they are stored: contiguous, and a multiple of 16 bytes at a multiple of 16. Arrives
  * asynchronously. */
@@ -29,193 +28,6 @@ static __device__ __forceinline__ void fetch(const uint8_t *pages, const struct 
 
 	for (uint32_t i = threadIdx.x; i < row_bytes * TOKENS / 16; i += THREADS)
 		tiles::copy_16_async(to + 16 * i, src + 16 * i);
-}
-
-static __device__ __forceinline__ float number_at(
-	const uint8_t *row, uint32_t offset, uint32_t number, uint32_t g)
-{
-	return kvg_load_number(row + offset + g * kvg_number_bytes(number), number);
-}
-
-/* One scale for the whole row and nothing else: scores and weights can carry it instead of every element. */
-static __device__ __forceinline__ bool is_plain(const struct kvg_codec *codec)
-{
-	const struct kvg_segment *segment = &codec->segments[0];
-
-	return codec->n_segments == 1 && segment->zero_offset == KVG_NONE &&
-		segment->outer_offset == KVG_NONE && segment->group_channels == segment->n_channels;
-}
-
-static __device__ __forceinline__ float plain_scale(
-	const struct kvg_codec *codec, const uint8_t *raw, uint32_t token)
-{
-	const struct kvg_segment *segment = &codec->segments[0];
-
-	return segment->scale_offset == KVG_NONE
-		? 1.0f
-		: number_at(raw + token * codec->row_bytes, segment->scale_offset, segment->scale_number, 0);
-}
-
-/* Tables of all segments of a codec, one behind the other: at most 256 numbers. */
-static __device__ __forceinline__ void copy_tables(
-	const struct kvg_tables *tables, const struct kvg_codec *codec, float *copy)
-{
-	for (uint32_t s = 0, at = 0; s < codec->n_segments; s++) {
-		const uint32_t n = codec->segments[s].is_table ? 1u << codec->segments[s].bits : 0;
-
-		/* Codes that name no number occur only where no row is: as numbers they do no harm. */
-		for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-			const float value = kvg_floats(tables, codec->segments[s].table)[i];
-
-			copy[at + i] = kvg_is_finite(value) ? value : 0.0f;
-		}
-		at += n;
-	}
-}
-
-static __device__ __forceinline__ float dense_number(const uint8_t *row, uint32_t number, uint32_t i)
-{
-	if (number == KVG_F32)
-		return ((const float *)row)[i];
-	if (number == KVG_BF16)
-		return __uint_as_float((uint32_t)((const uint16_t *)row)[i] << 16);
-	return __half2float(((const __half *)row)[i]);
-}
-
-/* 32, 64 or 128 threads beside each other on one row, 4, 2 or 1 rows at a time. */
-static __device__ __forceinline__ uint32_t row_width(uint32_t n)
-{
-	return n <= 32 ? 32 : n <= 64 ? 64 : 128;
-}
-
-static __device__ __forceinline__ void expand_plain(const struct kvg_codec *codec, const float *table,
-	const uint8_t *raw, uint32_t stride, float *expanded)
-{
-	const struct kvg_segment *segment = &codec->segments[0];
-	const uint32_t n = segment->n_channels, bits = segment->bits, mask = (1u << bits) - 1;
-	const uint32_t width = row_width(n), row_bytes = codec->row_bytes, step = THREADS / width;
-
-	for (uint32_t i = threadIdx.x % width; i < n; i += width) {
-		const uint32_t bit = i * bits, shift = bit & 7u;
-		const uint8_t *at = raw + threadIdx.x / width * row_bytes + segment->offset + (bit >> 3);
-		float *to = expanded + threadIdx.x / width * stride + i;
-
-		if (!segment->is_table) {
-			const uint8_t *row = raw + threadIdx.x / width * row_bytes + segment->offset;
-
-			for (uint32_t t = threadIdx.x / width; t < TOKENS;
-				t += step, row += step * row_bytes, to += step * stride)
-				*to = dense_number(row, segment->number, i);
-		} else if (shift + bits <= 8) {
-#pragma unroll 4
-			for (uint32_t t = threadIdx.x / width; t < TOKENS;
-				t += step, at += step * row_bytes, to += step * stride)
-				*to = table[at[0] >> shift & mask];
-		} else {
-#pragma unroll 4
-			for (uint32_t t = threadIdx.x / width; t < TOKENS;
-				t += step, at += step * row_bytes, to += step * stride)
-				*to = table[((uint32_t)at[0] | (uint32_t)at[1] << 8) >> shift & mask];
-		}
-	}
-}
-
-/* Scale and zero of 16 rows, per segment and group: read once instead of once per element. */
-#define GROUPS_MAX 8u
-
-struct group_numbers {
-	float2 at[KVG_SEGMENTS_MAX][TOKENS][GROUPS_MAX]; /* x: scales multiplied, y: zero */
-};
-
-static __device__ __forceinline__ float2 numbers_of(
-	const struct kvg_segment *segment, const uint8_t *row, uint32_t g)
-{
-	float2 out = make_float2(1.0f, 0.0f);
-
-	if (segment->scale_offset != KVG_NONE)
-		out.x = number_at(row, segment->scale_offset, segment->scale_number, g);
-	if (segment->outer_offset != KVG_NONE)
-		out.x *= number_at(row, segment->outer_offset, segment->outer_number, 0);
-	if (segment->zero_offset != KVG_NONE)
-		out.y = number_at(row, segment->zero_offset, segment->zero_number, g);
-	return out;
-}
-
-/* Tokens outside [lo, hi) get 0 twice, so that codes give 0 there: what lies there is not ours. */
-static __device__ __forceinline__ void read_groups(const struct kvg_codec *codec, const uint8_t *raw,
-	uint32_t lo, uint32_t hi, struct group_numbers *groups)
-{
-	for (uint32_t s = 0; s < codec->n_segments; s++) {
-		const struct kvg_segment *segment = &codec->segments[s];
-		const uint32_t n_groups =
-			min((segment->n_channels + segment->group_channels - 1) / segment->group_channels,
-				GROUPS_MAX);
-
-		for (uint32_t i = threadIdx.x; i < TOKENS * n_groups; i += THREADS) {
-			const uint32_t t = i / n_groups, g = i % n_groups;
-
-			groups->at[s][t][g] = t >= lo && t < hi
-				? numbers_of(segment, raw + t * codec->row_bytes, g)
-				: make_float2(0.0f, 0.0f);
-		}
-	}
-}
-
-/* One segment of 16 rows in its own basis, without its constant factors: queries and outputs carry them. */
-static __device__ __forceinline__ void expand_segment(const struct kvg_segment *segment, const float *table,
-	const uint8_t *raw, uint32_t row_bytes, uint32_t lo, uint32_t hi, const float2 (*numbers)[GROUPS_MAX],
-	uint32_t stride, float *expanded)
-{
-	const uint32_t n = segment->n_channels, bits = segment->bits, width = row_width(n);
-
-	for (uint32_t i = threadIdx.x % width; i < n; i += width) {
-		const uint32_t bit = i * bits, at = segment->offset + (bit >> 3), shift = bit & 7u;
-		const uint32_t g = i / segment->group_channels, mask = (1u << bits) - 1;
-		const bool is_wide = shift + bits > 8;
-
-#pragma unroll 4
-		for (uint32_t t = threadIdx.x / width; t < TOKENS; t += THREADS / width) {
-			const uint8_t *row = raw + t * row_bytes;
-			const bool is_seen = t >= lo && t < hi;
-			float value = 0.0f;
-
-			if (segment->is_table)
-				value = table[((uint32_t)row[at] |
-						      (is_wide ? (uint32_t)row[at + 1] << 8 : 0u)) >>
-						shift &
-					mask];
-			else if (is_seen)
-				value = number_at(row, segment->offset, segment->number, i);
-			if (numbers) {
-				const float2 own = g < GROUPS_MAX ? numbers[t][g]
-					: is_seen                 ? numbers_of(segment, row, g)
-								  : make_float2(0.0f, 0.0f);
-
-				value = value * own.x + own.y;
-			}
-			expanded[t * stride + segment->prepared_idx + i] = value;
-		}
-	}
-}
-
-static __device__ __forceinline__ void expand(const struct kvg_codec *codec, const float *table,
-	const uint8_t *raw, uint32_t lo, uint32_t hi, const struct group_numbers *groups, uint32_t stride,
-	float *expanded)
-{
-	const bool is_simple = is_plain(codec);
-
-	/* Numbers as they are may be anything where no token is. */
-	if (is_simple && (codec->segments[0].is_table || (lo == 0 && hi == TOKENS))) {
-		expand_plain(codec, table, raw, stride, expanded);
-		return;
-	}
-	for (uint32_t s = 0; s < codec->n_segments; s++) {
-		const struct kvg_segment *segment = &codec->segments[s];
-
-		expand_segment(segment, table, raw, codec->row_bytes, lo, hi,
-			is_simple ? NULL : groups->at[s], stride, expanded);
-		table += segment->is_table ? 1u << segment->bits : 0;
-	}
 }
 
 /* A logit in log2 units, capped and sloped: core/attention.h has the order. */
@@ -236,7 +48,8 @@ struct piece {
 	const struct kvg_decode_op *op;
 	const struct kvg_layer *layer;
 	uint32_t kv_head, q_head, n_heads; /* first query head, and how many */
-	uint32_t n_first, tile_low;        /* tiles of the first tokens; what is added behind them */
+	uint32_t n_first;                  /* tiles of the first tokens */
+	uint32_t first_low, tile_low;      /* what is added there, and behind them */
 	uint32_t begin, end;
 };
 
@@ -258,7 +71,8 @@ static __device__ __forceinline__ struct piece find_piece(const struct kvg_decod
 	out.q_head = out.kv_head * group + first;
 	out.n_heads = min(group - first, KVG_HEADS_MAX);
 	/* Tiles of the first tokens, then those from token_lo's on, as if they were one behind the other. */
-	out.n_first = (out.row->first_hi + TOKENS - 1) / TOKENS;
+	out.first_low = out.row->first_lo / TOKENS;
+	out.n_first = (out.row->first_hi + TOKENS - 1) / TOKENS - out.first_low;
 	out.tile_low = out.row->token_lo / TOKENS - out.n_first;
 	out.begin = rel % out.row->n_work * n_tiles;
 	out.end = min((out.row->token_hi + TOKENS - 1) / TOKENS - out.tile_low, out.begin + n_tiles);
@@ -267,28 +81,35 @@ static __device__ __forceinline__ struct piece find_piece(const struct kvg_decod
 
 static __device__ __forceinline__ uint32_t first_token(const struct piece &piece, uint32_t tile)
 {
-	return (tile < piece.n_first ? tile : tile + piece.tile_low) * TOKENS;
+	return (tile + (tile < piece.n_first ? piece.first_low : piece.tile_low)) * TOKENS;
 }
 
 /* K and V rows of a tile, one behind the other. */
-static __device__ __forceinline__ void fetch_tile(const struct piece &piece, const struct kvg_tables *tables,
-	const struct kvg_codec *codecs, uint32_t tile, uint32_t raw_bytes, uint8_t *raw)
+static __device__ __forceinline__ void fetch_tile(const struct kvg_decode_params &params,
+	const struct piece &piece, const struct kvg_codec *codecs, uint32_t tile, uint32_t raw_bytes,
+	uint8_t *raw)
 {
+	const struct kvg_layer *layer = piece.layer;
 	const uint32_t token = first_token(piece, tile);
 
-	fetch(piece.layer->k, tables, piece.op->table, codecs[0].row_bytes, piece.kv_head, token, raw);
-	fetch(piece.layer->v, tables, piece.op->table, codecs[1].row_bytes, piece.kv_head, token,
-		raw + raw_bytes);
+	fetch(params.is_exact ? layer->exact_k : layer->k, &params.tables, piece.row->table,
+		codecs[0].row_bytes, piece.kv_head, token, raw);
+	fetch(params.is_exact ? layer->exact_v : layer->v, &params.tables, piece.row->table,
+		codecs[1].row_bytes, piece.kv_head, token, raw + raw_bytes);
 }
 
 static __device__ __forceinline__ void copy_codecs(
-	const struct piece &piece, const struct kvg_tables *tables, struct kvg_codec *codecs)
+	const struct kvg_decode_params &params, const struct piece &piece, struct kvg_codec *codecs)
 {
+	const struct kvg_tables *tables = &params.tables;
+	const struct kvg_codec *k = params.is_exact ? &tables->codecs[piece.layer->exact_k_codec]
+						    : kvg_codec_of(tables, piece.layer, false, piece.kv_head);
+	const struct kvg_codec *v = params.is_exact ? &tables->codecs[piece.layer->exact_v_codec]
+						    : kvg_codec_of(tables, piece.layer, true, piece.kv_head);
+
 	for (uint32_t i = threadIdx.x; i < sizeof(struct kvg_codec) / 4; i += THREADS) {
-		((uint32_t *)&codecs[0])[i] =
-			((const uint32_t *)kvg_codec_of(tables, piece.layer, false, piece.kv_head))[i];
-		((uint32_t *)&codecs[1])[i] =
-			((const uint32_t *)kvg_codec_of(tables, piece.layer, true, piece.kv_head))[i];
+		((uint32_t *)&codecs[0])[i] = ((const uint32_t *)k)[i];
+		((uint32_t *)&codecs[1])[i] = ((const uint32_t *)v)[i];
 	}
 }
 
@@ -448,7 +269,7 @@ template <int H> struct seat {
 			x *= plain_scale(codec, raw, token);
 		if (bending.is_on)
 			x = bend(piece.layer, bending.offset, bending.slope,
-				(float)(at + token) - (float)(piece.row->token_hi - 1), x);
+				(float)(at + token) - (float)piece.row->position, x);
 		return is_seen ? x : -INFINITY;
 	}
 
@@ -478,7 +299,7 @@ static __global__ void __launch_bounds__(THREADS, 5)
 	const struct kvg_tables *tables = &params.tables;
 	const struct piece piece = find_piece(params);
 
-	copy_codecs(piece, tables, codecs);
+	copy_codecs(params, piece, codecs);
 	__syncthreads();
 	copy_tables(tables, &codecs[0], numbers[0]);
 	copy_tables(tables, &codecs[1], numbers[1]);
@@ -494,7 +315,7 @@ static __global__ void __launch_bounds__(THREADS, 5)
 	for (int k = 0; k < NV; k++)
 		for (int h = 0; h < H; h++)
 			acc[k][h] = 0;
-	fetch_tile(piece, tables, codecs, piece.begin, raw_bytes, memory);
+	fetch_tile(params, piece, codecs, piece.begin, raw_bytes, memory);
 	tiles::wait_for_previous();
 	tiles::let_next_begin();
 	seat.token = threadIdx.x % TOKENS;
@@ -507,7 +328,8 @@ static __global__ void __launch_bounds__(THREADS, 5)
 	for (uint32_t tile = piece.begin; tile < piece.end; tile++, buffer ^= 1) {
 		const bool is_first = tile < piece.n_first;
 		const uint32_t at = first_token(piece, tile);
-		const uint32_t lo = !is_first && piece.row->token_lo > at ? piece.row->token_lo - at : 0;
+		const uint32_t begin = is_first ? piece.row->first_lo : piece.row->token_lo;
+		const uint32_t lo = begin > at ? begin - at : 0;
 		const uint32_t hi = min((is_first ? piece.row->first_hi : piece.row->token_hi) - at, TOKENS);
 		const bool is_seen = seat.token >= lo && seat.token < hi;
 		const uint8_t *raw = memory + 2 * buffer * raw_bytes;
@@ -516,7 +338,7 @@ static __global__ void __launch_bounds__(THREADS, 5)
 		tiles::wait_for_copies();
 		__syncthreads();
 		if (tile + 1 < piece.end)
-			fetch_tile(piece, tables, codecs, tile + 1, raw_bytes,
+			fetch_tile(params, piece, codecs, tile + 1, raw_bytes,
 				memory + 2 * (buffer ^ 1) * raw_bytes);
 		expand_tile(codecs, numbers, raw, raw_bytes, lo, hi, groups, k_expanded, v_expanded);
 
@@ -574,6 +396,22 @@ cudaError_t kvg_decode_rows_launch(const struct kvg_decode_params *params, cudaS
 			{ dim3(params->n_work), THREADS, bytes, stream, params->is_dependent != 0 }, params);
 	}
 	return cudaErrorInvalidValue;
+}
+
+cudaError_t kvg_decode_exact_launch(const struct kvg_decode_params *params, cudaStream_t stream)
+{
+	struct kvg_decode_params exact = *params;
+
+	exact.is_exact = 1;
+	exact.rows = params->exact_rows;
+	exact.n_work = params->n_exact_work;
+	exact.q_prepared = params->exact_queries;
+	exact.partials = params->exact_partials;
+	exact.partials_ml = params->exact_partials_ml;
+	exact.k_dim_max = params->tables.k_head_dim;
+	exact.v_dim_max = params->tables.v_head_dim;
+	exact.raw_bytes_max = 2 * (exact.k_dim_max > exact.v_dim_max ? exact.k_dim_max : exact.v_dim_max);
+	return kvg_decode_rows_launch(&exact, stream);
 }
 
 cudaError_t kvg_decode_rows_load(void)

@@ -93,18 +93,20 @@ KVG_STATIC_ASSERT(sizeof(struct kvg_codec) == 448, "kvg_codec is an ABI between 
 struct kvg_layer {
 	uint8_t *k, *v;                        /* pages; in KVG_LAYOUT_TILES v is unused */
 	uint64_t k_block_bytes, v_block_bytes; /* of one block, all KV heads; 0 = no tensor */
-	uint32_t k_codec, v_codec;             /* indices of kvg_tables.codecs */
+	/* Ring blocks of the exact window: [block][kv_head][token] rows of bf16; NULL: the pool has none. */
+	uint8_t *exact_k, *exact_v;
+	uint32_t k_codec, v_codec; /* indices of kvg_tables.codecs */
 	uint32_t k_heads, v_heads; /* words: [kv_heads] codec indices in place of these; or KVG_NONE */
 	uint32_t k_center;         /* words: [kv_heads, k_head_dim] floats, or KVG_NONE */
 	uint32_t k_bytes_before, v_bytes_before; /* one packed row of each layer before */
 	uint32_t group_idx;
 	uint32_t layout; /* enum kvg_layout */
 	/* core/attention.h, struct kv_attention_options. In KVG_LAYOUT_TILES only sinks. */
-	float softcap;         /* 0: none */
-	uint32_t sinks, alibi; /* words: [q_heads] floats, or KVG_NONE */
-	uint32_t reserved[2];
+	float softcap;                         /* 0: none */
+	uint32_t sinks, alibi;                 /* words: [q_heads] floats, or KVG_NONE */
+	uint32_t exact_k_codec, exact_v_codec; /* of ring blocks, or KVG_NONE */
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_layer) == 88, "kvg_layer is an ABI between two compilers");
+KVG_STATIC_ASSERT(sizeof(struct kvg_layer) == 104, "kvg_layer is an ABI between two compilers");
 
 /* Tables of one pool in device memory. */
 struct kvg_tables {
@@ -128,8 +130,9 @@ enum kvg_row_mode { KVG_ROWS_WRITE = 0, KVG_ROWS_READ = 1 };
 struct kvg_row_op {
 	uint8_t *k, *v; /* NULL: not wanted */
 	uint64_t k_stride, v_stride;
-	const int64_t *slots; /* [n_groups, n_tokens], negative = skip */
-	uint64_t row_first;   /* rows of the ops before */
+	const int64_t *slots;       /* [n_groups, n_tokens], negative = skip */
+	const int64_t *exact_slots; /* [n_tokens], negative = not exact; NULL: none is */
+	uint64_t row_first;         /* rows of the ops before */
 	uint32_t k_token_first, v_token_first;
 	uint32_t k_dtype, v_dtype;
 	uint32_t result_idx;
@@ -137,7 +140,7 @@ struct kvg_row_op {
 	uint32_t mode; /* enum kvg_row_mode */
 	uint32_t reserved;
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_row_op) == 88, "kvg_row_op is an ABI between two compilers");
+KVG_STATIC_ASSERT(sizeof(struct kvg_row_op) == 96, "kvg_row_op is an ABI between two compilers");
 
 struct kvg_rows_params {
 	struct kvg_tables tables;
@@ -174,17 +177,19 @@ struct kvg_decode_op {
 	const uint8_t *q; /* [q_len, q_heads, k_head_dim] */
 	uint8_t *out;     /* [q_len, q_heads, v_head_dim] */
 	float *lse;       /* [q_len, q_heads] or NULL */
-	const uint32_t *table;
 	float scale;
 	uint32_t result_idx, layer;
 	uint8_t q_dtype, out_dtype, flags, reserved;
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_decode_op) == 48, "kvg_decode_op is an ABI between two compilers");
+KVG_STATIC_ASSERT(sizeof(struct kvg_decode_op) == 40, "kvg_decode_op is an ABI between two compilers");
 
 /*
- * One query row: attends to tokens [0, first_hi), rows layout only, and [token_lo, token_hi). A virtual head
- * is a KV head and up to KVG_HEADS_MAX of its query heads. Rows without tokens have no work and are answered
- * by the finish kernel alone.
+ * One query row: attends to tokens [first_lo, first_hi), rows layout only, and [token_lo, token_hi). A
+ * virtual head is a KV head and up to KVG_HEADS_MAX of its query heads. Rows without tokens have no work and
+ * are answered by the finish kernel alone.
+ *
+ * Where a pool has an exact window, a row has two of these: for its tokens in pages, and for those in ring
+ * blocks, which are counted from the first one that the table names.
  */
 struct kvg_decode_row {
 	uint32_t op_idx, row;
@@ -192,12 +197,14 @@ struct kvg_decode_row {
 	uint32_t work_first; /* work of the rows before */
 	uint32_t n_work;     /* per virtual head: pieces (rows layout) or units (tiles) */
 	uint32_t piece_tokens;
-	uint32_t first_hi; /* at most token_lo */
-	/* Tiles: what its op and layer say, so that a kernel on its way to the next row reads one struct. */
+	uint32_t first_lo, first_hi; /* at most token_lo */
+	uint32_t position;           /* the query's own token */
 	const uint32_t *table;
+	/* Tiles: what its layer says, so that a kernel on its way to the next row reads one struct. */
 	const uint8_t *pages;
+	uint64_t reserved; /* a multiple of 16 bytes: kvg_stage() lays rows out one by one */
 };
-KVG_STATIC_ASSERT(sizeof(struct kvg_decode_row) == 48, "kvg_decode_row is an ABI between two compilers");
+KVG_STATIC_ASSERT(sizeof(struct kvg_decode_row) == 64, "kvg_decode_row is an ABI between two compilers");
 
 /* One wave: rows of one class of layers, bounded by the workspace. */
 struct kvg_decode_params {
@@ -210,6 +217,13 @@ struct kvg_decode_params {
 	float *q_offsets;   /* [n_rows, q_heads]: what the K centre adds to every logit of a query */
 	float *partials;    /* [slots, heads, v_dim_max] */
 	float *partials_ml; /* [slots, heads, 2]: maximum in log2 units, sum */
+	/* The same for tokens in ring blocks, in the channels' own basis; exact_rows NULL: none. */
+	const struct kvg_decode_row *exact_rows; /* [n_rows] */
+	float *exact_queries;                    /* [n_rows, q_heads, k_head_dim] */
+	float *exact_partials;                   /* [slots, heads, v_head_dim] */
+	float *exact_partials_ml;
+	uint32_t n_exact_work;
+	uint32_t is_exact; /* this launch is about them: rows, q_prepared and partials are theirs */
 	uint32_t n_rows;
 	uint32_t n_work;               /* of all rows and virtual heads */
 	uint32_t n_heads;              /* query heads of a full virtual head: min(group, KVG_HEADS_MAX) */
@@ -226,11 +240,13 @@ struct kvg_decode_params {
 		idle_units; /* tiles: at the end of the units of every row and virtual head, without tokens */
 };
 KVG_STATIC_ASSERT(
-	sizeof(struct kvg_decode_params) == 184, "kvg_decode_params is an ABI between two compilers");
+	sizeof(struct kvg_decode_params) == 224, "kvg_decode_params is an ABI between two compilers");
 /* Rotates the queries of the wave and brings them into the form that its kernel reads. Flags BAD_VALUE. */
 cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* Attention over rows of any format. */
 cudaError_t kvg_decode_rows_launch(const struct kvg_decode_params *params, cudaStream_t stream);
+/* The same kernel over the exact rows of the wave; nothing where there are none. */
+cudaError_t kvg_decode_exact_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* Tiles: tq4 exactly, at head dims 64 and 128; tq2 and tq3 in integers, at 128. */
 cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* Merges the partial results of each query, rotates back, stores outputs and log-sum-exps. */

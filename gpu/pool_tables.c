@@ -13,7 +13,7 @@
 #include "core/number.h"
 
 #define PAGE_ALIGN    256u
-#define CODECS_MAX    (KV_CHANNEL_LISTS_MAX + 2 * KV_LAYERS_MAX)
+#define CODECS_MAX    (KV_CHANNEL_LISTS_MAX + 2 * KV_LAYERS_MAX + 2)
 #define ROTATIONS_MAX (8 * KV_LAYERS_MAX)
 #define TABLES_SEEN   4096u
 
@@ -368,6 +368,16 @@ static bool place(uint64_t n_blocks, uint64_t block_bytes, uint64_t *end, uint64
 	return true;
 }
 
+static bool place_rings(
+	struct kvg_image *image, const struct kv_pool_spec *spec, uint32_t layer, uint64_t *end)
+{
+	const uint64_t block_rows = (uint64_t)spec->kv_heads * spec->block_size;
+	const uint64_t n_blocks = spec->n_blocks[spec->n_groups];
+
+	return place(n_blocks, block_rows * spec->exact_k->row_bytes, end, &image->layer_at[2][layer]) &&
+		place(n_blocks, block_rows * spec->exact_v->row_bytes, end, &image->layer_at[3][layer]);
+}
+
 static bool place_layers(struct kvg_image *image, const struct kv_pool_spec *spec, uint64_t *end)
 {
 	const uint64_t block_rows = (uint64_t)spec->kv_heads * spec->block_size;
@@ -396,6 +406,8 @@ static bool place_layers(struct kvg_image *image, const struct kv_pool_spec *spe
 		if (!place(n_blocks, k_bytes, end, &image->layer_at[0][l]) ||
 			!place(n_blocks, v_bytes, end, &image->layer_at[1][l]))
 			return false;
+		if (spec->exact_tokens > 0 && !place_rings(image, spec, l, end))
+			return false;
 	}
 	return true;
 }
@@ -405,6 +417,10 @@ static bool place_layers(struct kvg_image *image, const struct kv_pool_spec *spe
 /* One pass: numbers everything in the same order, and writes it where there is something to write to. */
 static void walk(struct builder *b, struct kvg_image *image, const struct kv_pool_spec *spec)
 {
+	const bool has_exact = spec->exact_tokens > 0;
+	const uint32_t exact_k = has_exact ? add_codec(b, spec->exact_k) : KVG_NONE;
+	const uint32_t exact_v = has_exact ? add_codec(b, spec->exact_v) : KVG_NONE;
+
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		const struct kv_layer_spec *layer = &spec->layers[l];
 		const uint32_t k = add_codec(b, layer->k), v = add_codec(b, layer->v);
@@ -419,6 +435,8 @@ static void walk(struct builder *b, struct kvg_image *image, const struct kv_poo
 
 			out->k_codec = k;
 			out->v_codec = v;
+			out->exact_k_codec = exact_k;
+			out->exact_v_codec = exact_v;
 			out->k_heads = k_heads;
 			out->v_heads = v_heads;
 			out->k_center = k_center;
@@ -437,23 +455,21 @@ static void walk(struct builder *b, struct kvg_image *image, const struct kv_poo
 	}
 }
 
-/* What kernels do not do is refused here, never at a DECODE. */
-static enum kv_status check_options(const struct kv_pool_spec *spec, struct kv_error *err)
+static bool make_places(struct kvg_image *image, uint32_t n_layers)
 {
-	if (spec->exact_tokens == 0)
-		return KV_OK;
-	return kv_fail(err, KV_UNSUPPORTED, "pool %s: exact_tokens, which the CUDA backend does not serve",
-		spec->name);
+	for (uint32_t i = 0; i < KV_LENGTH(image->layer_at); i++) {
+		image->layer_at[i] = kv_alloc(n_layers, sizeof(*image->layer_at[i]));
+		if (!image->layer_at[i])
+			return false;
+	}
+	return true;
 }
 
 static enum kv_status build(struct kvg_image *image, struct builder *b, const struct kv_pool_spec *spec,
 	bool is_complete, struct kv_error *err)
 {
 	uint64_t end = 0;
-	const enum kv_status status = check_options(spec, err);
 
-	if (status != KV_OK)
-		return status;
 	walk(b, image, spec);
 	if (b->is_full)
 		return kv_fail(
@@ -467,10 +483,8 @@ static enum kv_status build(struct kvg_image *image, struct builder *b, const st
 
 	image->tables_bytes = layers_bytes + codecs_bytes + rotations_bytes + words_bytes;
 	image->tables_bytes_host = kv_alloc(1, image->tables_bytes);
-	image->layer_at[0] = kv_alloc(spec->n_layers, sizeof(uint64_t));
-	image->layer_at[1] = kv_alloc(spec->n_layers, sizeof(uint64_t));
 	image->tile_bits = kv_alloc(spec->n_layers, sizeof(*image->tile_bits));
-	if (!image->tables_bytes_host || !image->layer_at[0] || !image->layer_at[1] || !image->tile_bits)
+	if (!image->tables_bytes_host || !image->tile_bits || !make_places(image, spec->n_layers))
 		return kv_fail(err, KV_NO_MEMORY, "device tables of pool %s", spec->name);
 	image->layers = (struct kvg_layer *)(void *)image->tables_bytes_host;
 	image->codecs = (struct kvg_codec *)(void *)(image->tables_bytes_host + layers_bytes);
@@ -532,6 +546,10 @@ void kvg_image_place(struct kvg_image *image, uint8_t *device_base)
 	for (uint32_t l = 0; l < image->tables.n_layers; l++) {
 		image->layers[l].k = device_base + image->layer_at[0][l];
 		image->layers[l].v = device_base + image->layer_at[1][l];
+		if (image->layers[l].exact_k_codec != KVG_NONE) {
+			image->layers[l].exact_k = device_base + image->layer_at[2][l];
+			image->layers[l].exact_v = device_base + image->layer_at[3][l];
+		}
 	}
 	image->tables.layers = (const void *)tables;
 	image->tables.codecs = (const void *)(tables + layers_bytes);
@@ -544,8 +562,8 @@ void kvg_image_destroy(struct kvg_image *image)
 	if (!image)
 		return;
 	kv_free(image->tables_bytes_host);
-	kv_free(image->layer_at[0]);
-	kv_free(image->layer_at[1]);
+	for (uint32_t i = 0; i < KV_LENGTH(image->layer_at); i++)
+		kv_free(image->layer_at[i]);
 	kv_free(image->tile_bits);
 	kv_free(image);
 }

@@ -25,7 +25,8 @@ struct kvg_image {
 	struct kvg_layer *layers;   /* in tables_bytes_host */
 	struct kvg_codec *codecs;   /* in tables_bytes_host */
 	const uint32_t *words_host; /* in tables_bytes_host */
-	uint64_t *layer_at[2];      /* [n_layers]: byte offsets of K and V pages in the region; owned */
+	/* [n_layers]: byte offsets in the region of K and V pages, then of K and V ring blocks; owned */
+	uint64_t *layer_at[4];
 	uint64_t block_bytes_max;
 	/* Per number of bits: tables of the tiles kernel. Bits 0 stands for the rows layout. */
 	uint8_t *tile_bits; /* [n_layers]; owned */

@@ -205,6 +205,30 @@ static __device__ void move_tile_row(uint8_t *tile, const struct kvg_codec *code
 	__syncwarp();
 }
 
+/* Row of a ring block of the exact window. */
+static __device__ __forceinline__ uint8_t *exact_row(const struct kvg_tables *tables,
+	const struct kvg_layer *layer, const struct kvg_codec *codec, bool is_v, uint64_t slot, uint32_t head)
+{
+	const uint64_t block = slot / tables->block_size, token = slot % tables->block_size;
+
+	return (is_v ? layer->exact_v : layer->exact_k) +
+		((block * tables->kv_heads + head) * tables->block_size + token) * 2 * codec->head_dim;
+}
+
+/* The row's numbers as bf16; false: one is not finite then. */
+static __device__ bool write_exact(const struct kvg_codec *codec, const float *x, uint8_t *to)
+{
+	bool is_bad = false;
+
+	for (uint32_t i = kvg_lane(); i < codec->head_dim / 2; i += 32) {
+		const uint32_t low = kvg_f32_to_bf16(x[2 * i]), high = kvg_f32_to_bf16(x[2 * i + 1]);
+
+		is_bad |= (low & 0x7F80u) == 0x7F80u || (high & 0x7F80u) == 0x7F80u;
+		((uint32_t *)to)[i] = high << 16 | low;
+	}
+	return !__any_sync(0xFFFFFFFFu, is_bad);
+}
+
 static __device__ void move_page_row(const struct kvg_tables *tables, const struct kvg_layer *layer,
 	const struct kvg_codec *codec, bool is_v, uint64_t slot, uint32_t head, bool is_read,
 	struct kvg_row_scratch *s)
@@ -247,8 +271,9 @@ static __device__ const struct kvg_row_op *find_op(const struct kvg_row_op *ops,
 	return &ops[low];
 }
 
+/* `exact` NULL: only to the page. Packed rows are never exact. */
 static __device__ bool write_row(const struct kvg_tables *tables, const struct kvg_codec *codec,
-	const float *center, uint32_t dtype, const uint8_t *wire, struct kvg_row_scratch *s)
+	const float *center, uint32_t dtype, const uint8_t *wire, uint8_t *exact, struct kvg_row_scratch *s)
 {
 	if (dtype == KVG_PACKED) {
 		copy_in(wire, codec->row_bytes, s->row);
@@ -261,11 +286,15 @@ static __device__ bool write_row(const struct kvg_tables *tables, const struct k
 	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
 		s->x[i] = kvg_load_number(s->row + i * bytes, dtype) - (center ? center[i] : 0.0f);
 	__syncwarp();
+	/* Encoding uses the numbers up. */
+	if (exact && !write_exact(codec, s->x, exact))
+		return false;
 	return kvg_encode(tables, codec, s);
 }
 
+/* From the row in scratch, or (exact not NULL) from a ring block. */
 static __device__ void read_row(const struct kvg_tables *tables, const struct kvg_codec *codec,
-	const float *center, uint32_t dtype, uint8_t *wire, struct kvg_row_scratch *s)
+	const float *center, uint32_t dtype, uint8_t *wire, const uint8_t *exact, struct kvg_row_scratch *s)
 {
 	if (dtype == KVG_PACKED) {
 		copy_out(s->row, codec->row_bytes, wire);
@@ -274,7 +303,13 @@ static __device__ void read_row(const struct kvg_tables *tables, const struct kv
 
 	const uint32_t bytes = kvg_number_bytes(dtype);
 
-	kvg_decode(tables, codec, s);
+	if (exact) {
+		for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
+			s->x[i] = kvg_load_number(exact + 2 * i, KVG_BF16);
+		__syncwarp();
+	} else {
+		kvg_decode(tables, codec, s);
+	}
 	for (uint32_t i = kvg_lane(); i < codec->head_dim; i += 32)
 		kvg_store_number(center ? s->x[i] + center[i] : s->x[i], dtype, wire + i * bytes);
 }
@@ -328,11 +363,16 @@ static __device__ void do_row(const struct kvg_rows_params *params, uint64_t idx
 		return;
 
 	uint8_t *wire = wire_row(tables, op, is_v, layer_at, token, head, wire_bytes);
+	const int64_t exact_slot = op->exact_slots ? op->exact_slots[token] : -1;
+	uint8_t *exact = exact_slot >= 0 && dtype != KVG_PACKED
+		? exact_row(tables, layer, codec, is_v, (uint64_t)exact_slot, head)
+		: NULL;
 
 	if (op->mode == KVG_ROWS_READ) {
-		move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, true, s);
-		read_row(tables, codec, center, dtype, wire, s);
-	} else if (write_row(tables, codec, center, dtype, wire, s)) {
+		if (!exact)
+			move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, true, s);
+		read_row(tables, codec, center, dtype, wire, exact, s);
+	} else if (write_row(tables, codec, center, dtype, wire, exact, s)) {
 		move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, false, s);
 	} else if (kvg_lane() == 0) {
 		atomicMin((unsigned long long *)params->flags + op->result_idx,

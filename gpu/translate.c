@@ -62,6 +62,22 @@ static void widen(struct range *range, const void *ptr, uint64_t n_bytes)
 		range->end = end;
 }
 
+static void widen_exact(struct range *range, const int64_t *exact_slots, uint64_t n_tokens)
+{
+	if (exact_slots)
+		widen(range, exact_slots, n_tokens * sizeof(*exact_slots));
+}
+
+static void widen_tables(struct range *range, const struct kv_pool_spec *spec, const struct kv_decode_op *op)
+{
+	const uint64_t n_blocks = kv_div_up_u32(op->n_tokens_seen, spec->block_size);
+
+	widen(range, op->table, n_blocks * sizeof(*op->table));
+	if (op->exact_table && op->exact_lo < op->n_tokens_seen)
+		widen(range, op->exact_table,
+			(n_blocks - op->exact_lo / spec->block_size) * sizeof(*op->exact_table));
+}
+
 static void find_mirrored(struct kvg_flight *flight)
 {
 	const struct kv_batch *batch = flight->batch;
@@ -71,13 +87,15 @@ static void find_mirrored(struct kvg_flight *flight)
 	for (uint32_t i = 0; i < batch->n_updates; i++)
 		widen(&range, batch->updates[i].slots,
 			(uint64_t)spec->n_groups * batch->updates[i].n_tokens * sizeof(int64_t));
+	for (uint32_t i = 0; i < batch->n_updates; i++)
+		widen_exact(&range, batch->updates[i].exact_slots, batch->updates[i].n_tokens);
 	for (uint32_t i = 0; i < batch->n_transfers; i++)
 		widen(&range, batch->transfers[i].slots,
 			(uint64_t)spec->n_groups * batch->transfers[i].n_tokens * sizeof(int64_t));
+	for (uint32_t i = 0; i < batch->n_transfers; i++)
+		widen_exact(&range, batch->transfers[i].exact_slots, batch->transfers[i].n_tokens);
 	for (uint32_t i = 0; i < batch->n_decodes; i++)
-		widen(&range, batch->decodes[i].table,
-			(uint64_t)kv_div_up_u32(batch->decodes[i].n_tokens_seen, spec->block_size) *
-				sizeof(uint32_t));
+		widen_tables(&range, spec, &batch->decodes[i]);
 	flight->mirrored = NULL;
 	flight->mirrored_bytes = 0;
 	if (range.begin >= range.end)
@@ -156,7 +174,7 @@ static const int64_t *resolve_slots(struct kvg_flight *flight, const int64_t *sl
 
 struct row_source {
 	uint32_t result_idx, layer_first, n_layers, n_tokens;
-	const int64_t *slots;
+	const int64_t *slots, *exact_slots;
 	const struct kv_rows *k, *v;
 	bool is_read;
 };
@@ -181,6 +199,7 @@ static void add_row_op(struct kvg_flight *flight, struct kvg_rows_params *params
 		.k_stride = source->k->tokens_stride,
 		.v_stride = source->v->tokens_stride,
 		.slots = slots,
+		.exact_slots = source->exact_slots ? kvg_area_address(flight, source->exact_slots) : NULL,
 		.row_first = params->n_rows,
 		.k_token_first = source->k->token_first,
 		.v_token_first = source->v->token_first,
@@ -218,6 +237,7 @@ static void translate_updates(struct kvg_flight *flight)
 			.n_layers = op->n_layers,
 			.n_tokens = op->n_tokens,
 			.slots = op->slots,
+			.exact_slots = op->exact_slots,
 			.k = &op->k,
 			.v = &op->v };
 
@@ -241,6 +261,7 @@ static void translate_transfers(struct kvg_flight *flight)
 			.n_layers = op->n_layers,
 			.n_tokens = op->n_tokens,
 			.slots = op->slots,
+			.exact_slots = op->exact_slots,
 			.k = &op->k,
 			.v = &op->v,
 			.is_read = !op->is_import };

@@ -20,6 +20,7 @@ enum {
 	SINKS = 64,
 	ALIBI = 128,
 	SINK_TOKENS = 256,
+	EXACT = 512,
 };
 
 /* k, v: a format, or the two of both layers as a JSON array. */
@@ -87,13 +88,29 @@ static const struct pool_case {
 	{ "f32", "f32", 64, 64, 4, 2, 32, 2e-5, SOFTCAP | K_CENTER },
 	{ "tq4", "tq4", 128, 128, 8, 2, 16, 2e-5, SOFTCAP | SINKS },
 	{ "tq3", "v4", 80, 80, 12, 2, 64, 2e-5, ALIBI | SINKS | SINK_TOKENS },
+	/* The exact window beside pages of every kernel, and with every option. */
+	{ "tq4", "tq4", 128, 128, 8, 2, 16, 2e-3, EXACT },
+	{ "tq4", "tq4", 64, 64, 16, 2, 32, 2e-3, EXACT | SINKS | QR | NORM_CORRECTION },
+	{ "tq3", "tq3", 128, 128, 4, 1, 16, 5e-3, EXACT | K_CENTER | SINKS },
+	{ "tq2", "tq2", 128, 128, 24, 2, 64, 5e-3, EXACT },
+	{ "tq4", "tq4", 128, 128, 4, 2, 16, 2e-5,
+		EXACT | SOFTCAP | SINKS | ALIBI | SINK_TOKENS | K_CENTER | QR | PER_LAYER },
+	{ "bf16", "f16", 64, 64, 4, 2, 16, 2e-5, EXACT | SOFTCAP | SINKS | ALIBI | SINK_TOKENS | K_CENTER },
+	{ "f32", "bf16", 64, 256, 6, 2, 64, 2e-5, EXACT | SINK_TOKENS },
+	{ "fp8", "f32", 128, 48, 1, 1, 32, 2e-5, EXACT | K_CENTER },
+	{ "tq3", "v4", 80, 80, 12, 2, 64, 2e-5, EXACT | ALIBI | SINKS | SINK_TOKENS },
+	{ "tqp4", "tqp5", 96, 96, 20, 2, 16, 2e-5, EXACT | SINK_TOKENS },
+	{ "turboquant25", "turboquant25", 128, 128, 8, 2, 16, 2e-5, EXACT | CHANNEL_LISTS | K_CENTER },
+	{ "[\"bf16\", \"tq4\"]", "[\"v8\", \"tq4\"]", 128, 128, 8, 2, 32, 2e-3, EXACT | K_CENTER },
 };
 
 /* The sequences of a case; on fibers everything is a thousand times slower. */
 #ifdef TEST_ON_HOST
 static const uint32_t lengths[N_SEQS] = { 0, 1, 15, 16, 17, 31, 49, 60, 130 };
+#define EXACT_TOKENS 64u
 #else
 static const uint32_t lengths[N_SEQS] = { 0, 1, 15, 16, 17, 47, 100, 333, 800 };
+#define EXACT_TOKENS 192u
 #endif
 #define LONGEST (lengths[8])
 #define LONGER  (lengths[7])
@@ -101,6 +118,8 @@ static const uint32_t lengths[N_SEQS] = { 0, 1, 15, 16, 17, 47, 100, 333, 800 };
 struct rig_seq {
 	uint32_t n_tokens;
 	uint32_t table[64];
+	uint32_t exact_lo; /* tokens from here on are in the ring as well */
+	uint32_t ring[EXACT_TOKENS / 16];
 };
 
 static inline json_t *make_k_center(const struct pool_case *c)
@@ -163,6 +182,11 @@ static inline json_t *make_numbers(uint32_t n, double first, double step)
 
 static inline void add_options(const struct pool_case *c, json_t *pool)
 {
+	if (c->options & EXACT) {
+		json_object_set_new(pool, "exact_tokens", json_integer(EXACT_TOKENS));
+		json_object_set_new(
+			pool, "exact_blocks", json_integer(N_SEQS * EXACT_TOKENS / c->block_size));
+	}
 	if (c->options & SOFTCAP)
 		json_object_set_new(pool, "softcap", json_real(3.0));
 	if (c->options & SINKS)
@@ -235,7 +259,13 @@ static inline void begin_case(struct rig *rig, const struct pool_case *c, struct
 		seqs[s].n_tokens = lengths[s];
 		for (uint32_t i = 0; i < blocks_of(c, s); i++)
 			seqs[s].table[i] = order[n++];
+		seqs[s].exact_lo =
+			c->options & EXACT && lengths[s] > EXACT_TOKENS ? lengths[s] - EXACT_TOKENS : 0;
 	}
+	n_blocks = N_SEQS * EXACT_TOKENS / c->block_size;
+	rig_shuffle(rig, order, n_blocks);
+	for (uint32_t i = 0; i < n_blocks; i++)
+		seqs[i % N_SEQS].ring[i / N_SEQS] = order[i];
 }
 
 static inline int64_t slot_of(const struct rig *rig, const struct rig_seq *seq, uint32_t token)
@@ -245,42 +275,74 @@ static inline int64_t slot_of(const struct rig *rig, const struct rig_seq *seq, 
 	return (int64_t)seq->table[token / block_size] * block_size + token % block_size;
 }
 
-/* All rows of all sequences in one batch, tokens of each in random order; runs it on both sides. */
+/* The place in the ring of a token, -1 before token `lo`. */
+static inline int64_t exact_slot_of(
+	const struct rig *rig, const struct rig_seq *seq, uint32_t lo, uint32_t token)
+{
+	const uint32_t block_size = rig->spec->block_size;
+
+	return token < lo
+		? -1
+		: (int64_t)seq->ring[token / block_size % (EXACT_TOKENS / block_size)] * block_size +
+			token % block_size;
+}
+
+/* Rows of tokens [first, end) in random order; those of the newest EXACT_TOKENS have places in the ring. */
+static inline struct kv_update_op *add_update(struct rig *rig, const struct rig_seq *seq, uint32_t first,
+	uint32_t end, enum kv_dtype k_dtype, enum kv_dtype v_dtype)
+{
+	const uint32_t n = end - first, exact_lo = end > EXACT_TOKENS ? end - EXACT_TOKENS : 0;
+	struct kv_update_op *op = &rig->batch.updates[rig->batch.n_updates++];
+	int64_t *slots = rig_take(rig, n * sizeof(*slots));
+	int64_t *exact_slots = rig_take(rig, n * sizeof(*exact_slots));
+	uint32_t order[1024];
+	uint64_t n_bytes;
+
+	rig_shuffle(rig, order, n);
+	for (uint32_t t = 0; t < n; t++) {
+		slots[t] = slot_of(rig, seq, first + order[t]);
+		exact_slots[t] = exact_slot_of(rig, seq, exact_lo, first + order[t]);
+	}
+	*op = (struct kv_update_op){ .result_idx = rig->batch.n_results++,
+		.n_layers = 2,
+		.n_tokens = n,
+		.slots = slots,
+		.exact_slots = rig->spec->exact_tokens > 0 ? exact_slots : NULL };
+	op->k = rig_rows(rig, false, 2, n, k_dtype, &n_bytes);
+	op->v = rig_rows(rig, true, 2, n, v_dtype, &n_bytes);
+	rig_draw_rows(rig, &op->k, false, 2 * n * rig->spec->kv_heads);
+	rig_draw_rows(rig, &op->v, true, 2 * n * rig->spec->kv_heads);
+	return op;
+}
+
+/*
+ * All rows of all sequences, tokens of each in random order; runs it on both sides. One batch; with a ring
+ * two, of which the second takes places of the first.
+ */
 static inline void fill(struct rig *rig, const struct rig_seq seqs[N_SEQS])
 {
 	static const enum kv_dtype dtypes[] = { KV_DTYPE_BF16, KV_DTYPE_F32, KV_DTYPE_F16 };
-	uint32_t order[1024];
+	const uint32_t n_parts = rig->spec->exact_tokens > 0 ? 2 : 1;
 
-	rig_begin(rig);
-	for (uint32_t s = 0; s < N_SEQS; s++) {
-		const uint32_t n = seqs[s].n_tokens;
-		struct kv_update_op *op = &rig->batch.updates[rig->batch.n_updates++];
-		int64_t *slots = rig_take(rig, n * sizeof(*slots));
-		uint64_t n_bytes;
-
-		rig_shuffle(rig, order, n);
-		for (uint32_t t = 0; t < n; t++)
-			slots[t] = slot_of(rig, &seqs[s], order[t]);
-		*op = (struct kv_update_op){
-			.result_idx = rig->batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
-		};
-		op->k = rig_rows(rig, false, 2, n, dtypes[s % 3], &n_bytes);
-		op->v = rig_rows(rig, true, 2, n, dtypes[(s + 1) % 3], &n_bytes);
-		rig_draw_rows(rig, &op->k, false, 2 * n * rig->spec->kv_heads);
-		rig_draw_rows(rig, &op->v, true, 2 * n * rig->spec->kv_heads);
+	for (uint32_t part = 0; part < n_parts; part++) {
+		rig_begin(rig);
+		for (uint32_t s = 0; s < N_SEQS; s++)
+			add_update(rig, &seqs[s], seqs[s].n_tokens * part / n_parts,
+				seqs[s].n_tokens * (part + 1) / n_parts, dtypes[s % 3], dtypes[(s + 1) % 3]);
+		rig_run_cuda(rig);
+		for (uint32_t i = 0; i < rig->batch.n_results; i++)
+			ck_assert_uint_eq(rig->batch.results[i].status, KV_OK);
+		rig_run_oracle(rig);
 	}
-	rig_run_cuda(rig);
-	for (uint32_t i = 0; i < rig->batch.n_results; i++)
-		ck_assert_uint_eq(rig->batch.results[i].status, KV_OK);
-	rig_run_oracle(rig);
 }
 
-/* Reads all rows of one sequence on both sides and compares them without tolerance. */
+/* Reads all rows of one sequence on both sides, the exact ones where there are any, and compares them without
+ * tolerance. */
 static inline void compare_rows(struct rig *rig, const struct rig_seq *seq, enum kv_dtype dtype)
 {
 	const uint32_t n = seq->n_tokens;
 	struct kv_transfer_op *op;
-	int64_t *slots;
+	int64_t *slots, *exact_slots;
 	uint64_t n_bytes[2];
 	uint32_t order[1024];
 
@@ -289,12 +351,17 @@ static inline void compare_rows(struct rig *rig, const struct rig_seq *seq, enum
 	rig_begin(rig);
 	op = &rig->batch.transfers[rig->batch.n_transfers++];
 	slots = rig_take(rig, n * sizeof(*slots));
+	exact_slots = rig_take(rig, n * sizeof(*exact_slots));
 	rig_shuffle(rig, order, n);
-	for (uint32_t t = 0; t < n; t++)
+	for (uint32_t t = 0; t < n; t++) {
 		slots[t] = slot_of(rig, seq, order[t]);
-	*op = (struct kv_transfer_op){
-		.result_idx = rig->batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
-	};
+		exact_slots[t] = exact_slot_of(rig, seq, seq->exact_lo, order[t]);
+	}
+	*op = (struct kv_transfer_op){ .result_idx = rig->batch.n_results++,
+		.n_layers = 2,
+		.n_tokens = n,
+		.slots = slots,
+		.exact_slots = rig->spec->exact_tokens > 0 ? exact_slots : NULL };
 	op->k = rig_rows(rig, false, 2, n, dtype, &n_bytes[0]);
 	op->v = rig_rows(rig, true, 2, n, dtype, &n_bytes[1]);
 	for (uint32_t side = 0; side < 2; side++)
@@ -331,6 +398,29 @@ struct decode_check {
 	float *lse;
 };
 
+/*
+ * The ring for the op, from a token on that it has: all that it has, few, some or none of them. Blocks of
+ * pages behind it are taken out of the table: nobody may read them.
+ */
+static inline void add_exact_table(struct rig *rig, const struct rig_seq *seq, struct kv_decode_op *op)
+{
+	const uint32_t block_size = rig->spec->block_size, seen = op->n_tokens_seen;
+	const uint32_t n_ring = EXACT_TOKENS / block_size, kind = rig_below(rig, 8);
+	const uint32_t n_held = seen > seq->exact_lo ? seen - seq->exact_lo : 0;
+	uint32_t *table = rig_take(rig, (n_ring + 1) * sizeof(*table));
+
+	if (n_held == 0 || kind == 7)
+		return;
+	op->exact_lo = kind < 4 ? seq->exact_lo
+		: kind < 6      ? seen - 1 - rig_below(rig, n_held)
+				: seen - 1 - rig_below(rig, n_held < 5 ? n_held : 5);
+	op->exact_table = table;
+	for (uint32_t b = op->exact_lo / block_size; b < kv_div_up_u32(seen, block_size); b++)
+		table[b - op->exact_lo / block_size] = seq->ring[b % n_ring];
+	for (uint32_t b = kv_div_up_u32(op->exact_lo, block_size); b < kv_div_up_u32(seen, block_size); b++)
+		((uint32_t *)(uintptr_t)op->table)[b] = KV_BLOCK_NONE;
+}
+
 static inline struct kv_decode_op *add_decode(struct rig *rig, const struct rig_seq *seq, uint32_t layer,
 	uint32_t q_len, uint32_t n_seen, float size)
 {
@@ -361,6 +451,8 @@ static inline struct kv_decode_op *add_decode(struct rig *rig, const struct rig_
 		.lse = rig_take(rig, n_queries * sizeof(float)) };
 	memset(op->out, 0xAA, n_queries * spec->v_head_dim * sizeof(float));
 	memset(op->lse, 0xAA, n_queries * sizeof(float));
+	if (spec->exact_tokens > 0)
+		add_exact_table(rig, seq, op);
 	return op;
 }
 
@@ -387,11 +479,11 @@ static inline double compare_decode(const struct rig *rig, const struct decode_c
 		const double relative = norm > 0 ? sqrt(error / norm) : sqrt(error);
 
 		if (!(relative <= bound))
-			ck_abort_msg("layer %u, %u tokens, window %u, q_len %u, query %u: relative error %g "
-				     "above %g, first "
-				     "numbers %g, expected %g",
-				op->layer, op->n_tokens_seen, op->window, op->q_len, query, relative, bound,
-				(double)found[query * spec->v_head_dim],
+			ck_abort_msg("layer %u, %u tokens, exact from %u, window %u, q_len %u, query %u: "
+				     "relative error %g above %g, first numbers %g, expected %g",
+				op->layer, op->n_tokens_seen,
+				op->exact_table ? op->exact_lo : op->n_tokens_seen, op->window, op->q_len,
+				query, relative, bound, (double)found[query * spec->v_head_dim],
 				(double)wanted[query * spec->v_head_dim]);
 		worst = relative > worst ? relative : worst;
 		if (isinf(op->lse[query]))

@@ -46,6 +46,68 @@ static float *read_key(struct rig *rig, const struct rig_seq *seq, uint32_t toke
 	return out;
 }
 
+#ifdef TEST_ON_HOST
+#define RING_ROUNDS 7u
+#else
+#define RING_ROUNDS 30u
+#endif
+
+/*
+ * A ring through many batches: chunks of one token to more than the ring holds, refused chunks, which cost
+ * the places that they took, and cuts; each followed by decodes and reads of what is still held.
+ */
+START_TEST(test_cuda_exact_ring_is_the_oracles)
+{
+	const struct pool_case *c = &cases[_i];
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS], *seq = &seqs[8];
+	uint32_t end;
+
+	if (!(c->options & EXACT))
+		return;
+	begin_case(&rig, c, seqs);
+	seq->n_tokens = seq->exact_lo = 0;
+	for (uint32_t round = 0; round < RING_ROUNDS; round++) {
+		const uint32_t room = LONGEST - seq->n_tokens,
+			       wanted = round % 4 == 0 ? 1 + rig_below(&rig, 7)
+			: round % 4 == 1               ? EXACT_TOKENS + 1 + rig_below(&rig, EXACT_TOKENS / 2)
+						       : 1 + rig_below(&rig, EXACT_TOKENS);
+		const bool is_refused = round % 5 == 3;
+		struct kv_update_op *op;
+
+		if (room < wanted || round % 6 == 5) {
+			seq->n_tokens -= rig_below(&rig, seq->n_tokens); /* a cut: at least one is left */
+			if (seq->exact_lo > seq->n_tokens)
+				seq->exact_lo = seq->n_tokens;
+		}
+		end = seq->n_tokens + (wanted < LONGEST - seq->n_tokens ? wanted : LONGEST - seq->n_tokens);
+		rig_begin(&rig);
+		op = add_update(&rig, seq, seq->n_tokens, end, KV_DTYPE_F32, KV_DTYPE_F16);
+		if (is_refused)
+			memset(op->k.base, 0xFF, 4); /* NaN */
+		if (end > seq->exact_lo + EXACT_TOKENS)
+			seq->exact_lo = end - EXACT_TOKENS;
+		if (!is_refused)
+			seq->n_tokens = end;
+		if (seq->exact_lo > seq->n_tokens)
+			seq->exact_lo = seq->n_tokens;
+		if (seq->n_tokens == 0)
+			continue;
+		for (uint32_t i = 0; i < 3; i++)
+			add_decode(&rig, seq, i % 2, 1 + rig_below(&rig, 3), seq->n_tokens, 1.0f);
+		if (is_refused) {
+			rig_run_cuda(&rig);
+			ck_assert_uint_eq(rig.batch.results[op->result_idx].status, KV_BAD_VALUE);
+			rig_run_oracle(&rig);
+			continue;
+		}
+		run_and_compare_decodes(&rig, c->bound, "ring");
+		compare_rows(&rig, seq, KV_DTYPE_F32);
+	}
+	rig_finish(&rig);
+}
+END_TEST
+
 /* Queries that point at one key: its logit is 12, so that it takes nearly all of the weight. */
 static void point_at(const struct rig *rig, struct kv_decode_op *op, const float *key)
 {
@@ -241,7 +303,8 @@ END_TEST
  * it. */
 START_TEST(test_cuda_refusals_equal_the_oracles)
 {
-	static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 65520.0f, 1e30f };
+	/* 3.4e38 is a number, and infinite as bf16. */
+	static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 3.4e38f, 65520.0f, 1e30f };
 	struct rig rig;
 	struct rig_seq seqs[N_SEQS];
 
@@ -249,24 +312,13 @@ START_TEST(test_cuda_refusals_equal_the_oracles)
 	fill(&rig, seqs);
 	for (uint32_t b = 0; b < sizeof(bad) / sizeof(bad[0]); b++) {
 		struct kv_result found[8];
-		uint64_t n_bytes;
 
 		rig_begin(&rig);
 		for (uint32_t s = 5; s < 8; s++) {
 			const uint32_t n = seqs[s].n_tokens;
-			struct kv_update_op *op = &rig.batch.updates[rig.batch.n_updates++];
-			int64_t *slots = rig_take(&rig, n * sizeof(*slots));
+			const struct kv_update_op *op =
+				add_update(&rig, &seqs[s], 0, n, KV_DTYPE_F32, KV_DTYPE_F32);
 
-			for (uint32_t t = 0; t < n; t++)
-				slots[t] = slot_of(&rig, &seqs[s], t);
-			*op = (struct kv_update_op){ .result_idx = rig.batch.n_results++,
-				.n_layers = 2,
-				.n_tokens = n,
-				.slots = slots };
-			op->k = rig_rows(&rig, false, 2, n, KV_DTYPE_F32, &n_bytes);
-			op->v = rig_rows(&rig, true, 2, n, KV_DTYPE_F32, &n_bytes);
-			rig_draw_rows(&rig, &op->k, false, 2 * n * rig.spec->kv_heads);
-			rig_draw_rows(&rig, &op->v, true, 2 * n * rig.spec->kv_heads);
 			for (uint32_t i = 0; s != 6 && i < 5; i++) {
 				const struct kv_rows *rows = i % 2 ? &op->v : &op->k;
 				const uint32_t dim = i % 2 ? rig.spec->v_head_dim : rig.spec->k_head_dim;
@@ -411,13 +463,14 @@ END_TEST
 #ifdef TEST_ON_HOST
 /* Cases that between them run every kernel: rows, both kinds of tiles, each number of heads, head dim and
  * option. */
-static const int host_cases[] = { 6, 9, 14, 16, 17, 36, 50, 51, 52, 53, 54 };
+static const int host_cases[] = { 6, 9, 14, 16, 17, 36, 50, 51, 52, 53, 54, 57, 61, 64 };
 #endif
 
 static void add_attention_tests(TCase *tcase, int first, int end)
 {
 	tcase_add_loop_test(tcase, test_cuda_decode_is_the_oracles, first, end);
 	tcase_add_loop_test(tcase, test_cuda_import_copy_and_order, first, end);
+	tcase_add_loop_test(tcase, test_cuda_exact_ring_is_the_oracles, first, end);
 }
 
 static void add_row_tests(TCase *tcase, int first, int end)
@@ -453,6 +506,8 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		add_attention_tests(tcase, first, end);
 	add_row_tests(tcase, argc > 1 ? first : 17, argc > 1 ? end : 18);
+	if (argc == 1)
+		add_row_tests(tcase, 64, 65);
 #else
 	add_attention_tests(tcase, first, end);
 	add_row_tests(tcase, first, end);

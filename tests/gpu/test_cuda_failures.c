@@ -98,21 +98,41 @@ START_TEST(test_k4_every_combination_or_a_refusal)
 }
 END_TEST
 
-/* K4: what kernels do not serve is refused when the pool is made. */
-START_TEST(test_k4_unsupported_is_refused_early)
+static uint64_t arena_bytes_of(json_t *json)
 {
 	struct kv_pool_spec *spec = NULL;
 	struct kv_error err = { .msg = "" };
-	json_t *json = json_pack("{s:s, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:i}", "name", "p", "layers",
-		1, "q_heads", 4, "kv_heads", 2, "head_dim", 64, "k", "tq4", "v", "tq4", "block_size", 16,
-		"blocks", 8, "exact_tokens", 16);
 	uint64_t n_bytes = 0;
 
 	ck_assert_msg(kv_pool_spec_create(json, &spec, &err) == KV_OK, "%s", err.msg);
-	json_decref(json);
-	ck_assert_int_eq(rig_backend->ops->pool_check(rig_backend, spec, &n_bytes, &err), KV_UNSUPPORTED);
-	ck_assert_ptr_nonnull(strstr(err.msg, "exact_tokens"));
+	ck_assert_msg(
+		rig_backend->ops->pool_check(rig_backend, spec, &n_bytes, &err) == KV_OK, "%s", err.msg);
 	kv_pool_spec_destroy(spec);
+	return n_bytes;
+}
+
+/*
+ * K4: a pool with every option of attention at once is served, and taken into account when it is made: its
+ * ring blocks are in the bytes that it takes of the arena.
+ */
+START_TEST(test_k4_every_option_is_known_when_the_pool_is_made)
+{
+	const uint64_t n_ring_bytes =
+		2ull * 3 * 5 * 16 * 2 * 64 * 2; /* K and V, layers, blocks, tokens, heads */
+	json_t *json = json_pack("{s:s, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:i, s:f, s:f}", "name", "p",
+		"layers", 3, "q_heads", 4, "kv_heads", 2, "head_dim", 64, "k", "tq4", "v", "tq4",
+		"block_size", 16, "blocks", 8, "window", 40, "softcap", 30.0, "scale", 0.1);
+	uint64_t n_bytes;
+
+	json_object_set_new(json, "sink_tokens", json_integer(4));
+	json_object_set_new(json, "sinks", json_pack("[f, f, f, f]", 0.0, 1.0, -1.0, 2.0));
+	json_object_set_new(json, "alibi", json_pack("[f, f, f, f]", 0.5, 0.25, 0.125, 0.0625));
+	n_bytes = arena_bytes_of(json);
+	json_object_set_new(json, "exact_tokens", json_integer(32));
+	json_object_set_new(json, "exact_blocks", json_integer(5));
+	ck_assert_uint_ge(arena_bytes_of(json), n_bytes + n_ring_bytes);
+	ck_assert_uint_le(arena_bytes_of(json), n_bytes + n_ring_bytes + 4 * 4096);
+	json_decref(json);
 }
 END_TEST
 
@@ -281,7 +301,7 @@ int main(void)
 	tcase_set_timeout(tcase, 0);
 	tcase_add_loop_test(tcase, test_cuda_far_pages, 0, 2);
 	tcase_add_loop_test(tcase, test_k4_every_combination_or_a_refusal, 0, (int)(K4_CASES / K4_STRIDE));
-	tcase_add_test(tcase, test_k4_unsupported_is_refused_early);
+	tcase_add_test(tcase, test_k4_every_option_is_known_when_the_pool_is_made);
 	tcase_add_loop_test(tcase, test_k8_same_bits_after_larger_batches, 15, 18);
 	tcase_add_loop_test(tcase, test_k12_reads_wait_for_writes, 17, 18);
 	tcase_add_test(tcase, test_cuda_arena_too_large);
