@@ -36,11 +36,13 @@ struct batch_rig {
 	uint64_t seed;
 };
 
-/* One sequence: its block tables and what its rows decode to. */
+/* One sequence: its block tables and what its rows decode to, from pages and from ring blocks. */
 struct batch_seq {
 	uint32_t table[KV_GROUPS_MAX][BATCH_RIG_TOKENS_MAX / 16];
+	uint32_t ring[BATCH_RIG_TOKENS_MAX / 16];
 	uint32_t n_tokens;
 	float *k, *v; /* [layers, tokens max, kv_heads, dim] */
+	float *exact_k, *exact_v;
 };
 
 static inline void *rig_take(struct batch_rig *rig, uint64_t n_bytes)
@@ -158,12 +160,20 @@ static inline void seq_init(struct batch_rig *rig, struct batch_seq *seq, uint32
 	}
 	seq->k = calloc(n_rows * spec->k_head_dim, sizeof(float));
 	seq->v = calloc(n_rows * spec->v_head_dim, sizeof(float));
+	if (spec->exact_tokens == 0)
+		return;
+	for (uint32_t i = 0; i < spec->exact_tokens / spec->block_size; i++)
+		seq->ring[i] = (block_first + i * step) % spec->n_blocks[spec->n_groups];
+	seq->exact_k = calloc(n_rows * spec->k_head_dim, sizeof(float));
+	seq->exact_v = calloc(n_rows * spec->v_head_dim, sizeof(float));
 }
 
 static inline void seq_finish(struct batch_seq *seq)
 {
 	free(seq->k);
 	free(seq->v);
+	free(seq->exact_k);
+	free(seq->exact_v);
 }
 
 static inline int64_t seq_slot(
@@ -185,14 +195,48 @@ static inline int64_t *seq_slots(
 	return slots;
 }
 
-/* Where the model keeps a row. */
+/* Places of n tokens in the ring: the newest exact_tokens have one. NULL where the pool has no ring. */
+static inline int64_t *seq_exact_slots(
+	struct batch_rig *rig, const struct batch_seq *seq, uint32_t token_first, uint32_t n_tokens)
+{
+	const struct kv_pool_spec *spec = rig->spec;
+	const uint32_t n_ring = spec->exact_tokens;
+	int64_t *slots;
+
+	if (n_ring == 0)
+		return NULL;
+	slots = rig_take(rig, n_tokens * sizeof(*slots));
+	for (uint32_t i = 0; i < n_tokens; i++) {
+		const uint32_t t = token_first + i, place = t % n_ring;
+
+		slots[i] = i + n_ring < n_tokens
+			? -1
+			: (int64_t)seq->ring[place / spec->block_size] * spec->block_size +
+				place % spec->block_size;
+	}
+	return slots;
+}
+
+/* Where the model keeps rows, those of pages or those of ring blocks. */
+static inline size_t seq_row_idx(const struct batch_rig *rig, uint32_t layer, uint32_t token, uint32_t head)
+{
+	return ((size_t)layer * BATCH_RIG_TOKENS_MAX + token) * rig->spec->kv_heads + head;
+}
+
 static inline float *seq_row(const struct batch_rig *rig, const struct batch_seq *seq, bool is_v,
 	uint32_t layer, uint32_t token, uint32_t head)
 {
-	const struct kv_pool_spec *spec = rig->spec;
-	const size_t row = ((size_t)layer * BATCH_RIG_TOKENS_MAX + token) * spec->kv_heads + head;
+	const size_t row = seq_row_idx(rig, layer, token, head);
 
-	return is_v ? seq->v + row * spec->v_head_dim : seq->k + row * spec->k_head_dim;
+	return is_v ? seq->v + row * rig->spec->v_head_dim : seq->k + row * rig->spec->k_head_dim;
+}
+
+static inline float *seq_exact_row(const struct batch_rig *rig, const struct batch_seq *seq, bool is_v,
+	uint32_t layer, uint32_t token, uint32_t head)
+{
+	const size_t row = seq_row_idx(rig, layer, token, head);
+
+	return is_v ? seq->exact_v + row * rig->spec->v_head_dim : seq->exact_k + row * rig->spec->k_head_dim;
 }
 
 static inline const struct kv_row_codec *rig_codec(const struct batch_rig *rig, bool is_v, uint32_t layer)
@@ -230,6 +274,15 @@ static inline void seq_draw(struct batch_rig *rig, struct batch_seq *seq, bool i
 				kv_row_codec_decode(codec, packed,
 					seq_row(rig, seq, is_v, op->layer_first + l, seq->n_tokens + t, h),
 					&scratch);
+				if (spec->exact_tokens == 0)
+					continue;
+				codec = is_v ? spec->exact_v : spec->exact_k;
+				ck_assert_int_eq(kv_row_codec_encode(codec, row, packed, &scratch), KV_OK);
+				kv_row_codec_decode(codec, packed,
+					seq_exact_row(
+						rig, seq, is_v, op->layer_first + l, seq->n_tokens + t, h),
+					&scratch);
+				codec = rig_codec(rig, is_v, op->layer_first + l);
 			}
 		}
 	}
@@ -245,7 +298,8 @@ static inline struct kv_update_op *seq_append(struct batch_rig *rig, struct batc
 		.layer_first = layer_first,
 		.n_layers = n_layers,
 		.n_tokens = n_tokens,
-		.slots = seq_slots(rig, seq, seq->n_tokens, n_tokens) };
+		.slots = seq_slots(rig, seq, seq->n_tokens, n_tokens),
+		.exact_slots = seq_exact_slots(rig, seq, seq->n_tokens, n_tokens) };
 	seq_draw(rig, seq, false, dtype, op, &op->k);
 	seq_draw(rig, seq, true, dtype, op, &op->v);
 	if (is_last)
@@ -281,8 +335,37 @@ static inline struct kv_decode_op *seq_decode(struct batch_rig *rig, const struc
 	return op;
 }
 
-/* Attention of one query row and head, in float64 over the model's rows. */
-static inline void seq_exact(const struct batch_rig *rig, const struct batch_seq *seq,
+/* Tokens from exact_lo on come from the ring. */
+static inline void seq_use_ring(
+	struct batch_rig *rig, const struct batch_seq *seq, struct kv_decode_op *op, uint32_t exact_lo)
+{
+	const uint32_t block_size = rig->spec->block_size, n_ring = rig->spec->exact_tokens / block_size;
+	uint32_t *table = rig_take(rig, (n_ring + 1) * sizeof(*table));
+
+	for (uint32_t b = exact_lo / block_size; b * block_size < op->n_tokens_seen; b++)
+		table[b - exact_lo / block_size] = seq->ring[b % n_ring];
+	op->exact_table = table;
+	op->exact_lo = exact_lo;
+}
+
+/* The rows that the op sees on its layer, [tokens max, kv_heads, dim]; the caller's to free. */
+static inline float *seq_seen_rows(
+	const struct batch_rig *rig, const struct batch_seq *seq, const struct kv_decode_op *op, bool is_v)
+{
+	const uint32_t dim = is_v ? rig->spec->v_head_dim : rig->spec->k_head_dim;
+	const size_t token_floats = (size_t)rig->spec->kv_heads * dim;
+	const uint32_t exact_lo = op->exact_table ? op->exact_lo : op->n_tokens_seen;
+	float *rows = malloc(BATCH_RIG_TOKENS_MAX * token_floats * sizeof(*rows));
+
+	memcpy(rows, seq_row(rig, seq, is_v, op->layer, 0, 0), exact_lo * token_floats * sizeof(*rows));
+	if (exact_lo < op->n_tokens_seen)
+		memcpy(rows + exact_lo * token_floats, seq_exact_row(rig, seq, is_v, op->layer, exact_lo, 0),
+			(op->n_tokens_seen - exact_lo) * token_floats * sizeof(*rows));
+	return rows;
+}
+
+/* Attention of one query row and head, in float64 over the rows that the op sees. */
+static inline void seq_exact(const struct batch_rig *rig, const float *k, const float *v,
 	const struct kv_decode_op *op, uint32_t row, uint32_t q_head, const float *q, double *out,
 	double *lse)
 {
@@ -294,8 +377,8 @@ static inline void seq_exact(const struct batch_rig *rig, const struct batch_seq
 	const uint32_t lo = op->window != 0 && n_seen > op->window ? n_seen - op->window : 0;
 	const double sink = layer->sinks ? (double)layer->sinks[q_head] : 0;
 	const struct kv_attention_exact_input input = { .q = q,
-		.k = seq_row(rig, seq, false, op->layer, 0, head),
-		.v = seq_row(rig, seq, true, op->layer, 0, head),
+		.k = k + (size_t)head * spec->k_head_dim,
+		.v = v + (size_t)head * spec->v_head_dim,
 		.k_stride = (uint64_t)spec->kv_heads * spec->k_head_dim,
 		.v_stride = (uint64_t)spec->kv_heads * spec->v_head_dim,
 		.k_dim = spec->k_head_dim,
@@ -319,6 +402,7 @@ static inline void seq_check(
 	const uint32_t v_dim = spec->v_head_dim, k_dim = spec->k_head_dim;
 	float q[KV_HEAD_DIM_MAX], out[KV_HEAD_DIM_MAX];
 	double exact[KV_HEAD_DIM_MAX], lse = 0;
+	float *k = seq_seen_rows(rig, seq, op, false), *v = seq_seen_rows(rig, seq, op, true);
 
 	ck_assert_int_eq(rig->batch.results[op->result_idx].status, KV_OK);
 	for (uint32_t row = 0; row < op->q_len; row++) {
@@ -331,7 +415,7 @@ static inline void seq_check(
 			kv_rows_load_f32((enum kv_dtype)op->out_dtype,
 				op->out + query * v_dim * kv_dtype_bytes((enum kv_dtype)op->out_dtype), v_dim,
 				out);
-			seq_exact(rig, seq, op, row, h, q, exact, &lse);
+			seq_exact(rig, k, v, op, row, h, q, exact, &lse);
 			for (uint32_t i = 0; i < v_dim; i++) {
 				error += ((double)out[i] - exact[i]) * ((double)out[i] - exact[i]);
 				norm += exact[i] * exact[i];
@@ -344,6 +428,8 @@ static inline void seq_check(
 					fabs((double)op->lse[query] - lse), bound * (1 + fabs(lse)));
 		}
 	}
+	free(k);
+	free(v);
 }
 
 static inline struct kv_transfer_op *seq_transfer(struct batch_rig *rig, const struct batch_seq *seq,
