@@ -137,8 +137,8 @@ struct kvg_row_op {
 	uint32_t k_dtype, v_dtype;
 	uint32_t result_idx;
 	uint32_t layer_first, n_layers, n_tokens;
-	uint32_t mode; /* enum kvg_row_mode */
-	uint32_t reserved;
+	uint32_t mode;    /* enum kvg_row_mode */
+	uint32_t is_ring; /* rows of ring blocks as they lie there; slots are not looked at */
 };
 KVG_STATIC_ASSERT(sizeof(struct kvg_row_op) == 96, "kvg_row_op is an ABI between two compilers");
 

@@ -314,6 +314,21 @@ static __device__ void read_row(const struct kvg_tables *tables, const struct kv
 		kvg_store_number(center ? s->x[i] + center[i] : s->x[i], dtype, wire + i * bytes);
 }
 
+/* A row of a ring block as it lies there, in or out; false: a number is not finite. */
+static __device__ bool move_ring_row(
+	uint8_t *ring, uint8_t *wire, uint32_t n_bytes, bool is_read, struct kvg_row_scratch *s)
+{
+	bool is_bad = false;
+
+	copy_in(is_read ? ring : wire, n_bytes, s->row);
+	for (uint32_t i = kvg_lane(); i < n_bytes / 2 && !is_read; i += 32)
+		is_bad |= (((const uint16_t *)s->row)[i] & 0x7F80u) == 0x7F80u;
+	if (__any_sync(0xFFFFFFFFu, is_bad))
+		return false;
+	copy_out(s->row, n_bytes, is_read ? wire : ring);
+	return true;
+}
+
 /* The formula of struct kv_rows; packed rows of other layers may have other sizes. */
 static __device__ uint8_t *wire_row(const struct kvg_tables *tables, const struct kvg_row_op *op, bool is_v,
 	uint32_t layer_at, uint32_t token, uint32_t head, uint64_t row_bytes)
@@ -359,7 +374,7 @@ static __device__ void do_row(const struct kvg_rows_params *params, uint64_t idx
 	const uint64_t wire_bytes =
 		dtype == KVG_PACKED ? codec->row_bytes : codec->head_dim * kvg_number_bytes(dtype);
 
-	if (!(is_v ? op->v : op->k) || slot < 0)
+	if (!(is_v ? op->v : op->k) || (slot < 0 && !op->is_ring))
 		return;
 
 	uint8_t *wire = wire_row(tables, op, is_v, layer_at, token, head, wire_bytes);
@@ -368,16 +383,22 @@ static __device__ void do_row(const struct kvg_rows_params *params, uint64_t idx
 		? exact_row(tables, layer, codec, is_v, (uint64_t)exact_slot, head)
 		: NULL;
 
-	if (op->mode == KVG_ROWS_READ) {
+	bool is_ok = true;
+
+	if (op->is_ring) {
+		is_ok = move_ring_row(exact, wire, 2 * codec->head_dim, op->mode == KVG_ROWS_READ, s);
+	} else if (op->mode == KVG_ROWS_READ) {
 		if (!exact)
 			move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, true, s);
 		read_row(tables, codec, center, dtype, wire, exact, s);
-	} else if (write_row(tables, codec, center, dtype, wire, exact, s)) {
-		move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, false, s);
-	} else if (kvg_lane() == 0) {
+	} else {
+		is_ok = write_row(tables, codec, center, dtype, wire, exact, s);
+		if (is_ok)
+			move_page_row(tables, layer, codec, is_v, (uint64_t)slot, head, false, s);
+	}
+	if (!is_ok && kvg_lane() == 0)
 		atomicMin((unsigned long long *)params->flags + op->result_idx,
 			(unsigned long long)layer_idx << 32 | token);
-	}
 	__syncwarp();
 }
 

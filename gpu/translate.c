@@ -176,7 +176,7 @@ struct row_source {
 	uint32_t result_idx, layer_first, n_layers, n_tokens;
 	const int64_t *slots, *exact_slots;
 	const struct kv_rows *k, *v;
-	bool is_read;
+	bool is_read, is_ring;
 };
 
 /* Appends the op unless it has nothing to do or was refused. */
@@ -187,8 +187,8 @@ static void add_row_op(struct kvg_flight *flight, struct kvg_rows_params *params
 
 	if (source->n_tokens == 0 || source->n_layers == 0)
 		return;
-	slots = source->is_read ? kvg_area_address(flight, source->slots)
-				: resolve_slots(flight, source->slots, source->n_tokens);
+	slots = source->is_read || source->is_ring ? kvg_area_address(flight, source->slots)
+						   : resolve_slots(flight, source->slots, source->n_tokens);
 	if (!slots) {
 		kvg_refuse(flight, source->result_idx, KV_LIMIT, source->layer_first, 0);
 		return;
@@ -210,6 +210,7 @@ static void add_row_op(struct kvg_flight *flight, struct kvg_rows_params *params
 		.n_layers = source->n_layers,
 		.n_tokens = source->n_tokens,
 		.mode = source->is_read ? KVG_ROWS_READ : KVG_ROWS_WRITE,
+		.is_ring = source->is_ring,
 	};
 	params->n_rows += 2ull * source->n_layers * source->n_tokens * params->tables.kv_heads;
 }
@@ -264,11 +265,10 @@ static void translate_transfers(struct kvg_flight *flight)
 			.exact_slots = op->exact_slots,
 			.k = &op->k,
 			.v = &op->v,
-			.is_read = !op->is_import };
+			.is_read = !op->is_import,
+			.is_ring = op->is_ring };
 
-		if (op->is_ring)
-			kvg_refuse(flight, op->result_idx, KV_UNSUPPORTED, op->layer_first, 0);
-		else if (ops)
+		if (ops)
 			add_row_op(flight, &flight->transfers, ops, &source);
 		else
 			kvg_refuse(flight, op->result_idx, KV_LIMIT, op->layer_first, 0);

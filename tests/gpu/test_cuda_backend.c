@@ -108,6 +108,83 @@ START_TEST(test_cuda_exact_ring_is_the_oracles)
 }
 END_TEST
 
+/* Rows of ring blocks as they lie there, of all layers; tokens from seq->exact_lo on. */
+static struct kv_transfer_op *add_ring_move(struct rig *rig, const struct rig_seq *seq, bool is_import)
+{
+	const uint32_t n = seq->n_tokens - seq->exact_lo;
+	struct kv_transfer_op *op = &rig->batch.transfers[rig->batch.n_transfers++];
+	int64_t *slots = rig_take(rig, 2 * n * sizeof(*slots));
+	uint64_t n_bytes;
+
+	for (uint32_t t = 0; t < n; t++) {
+		slots[t] = -1;
+		slots[n + t] = exact_slot_of(rig, seq, seq->exact_lo, seq->exact_lo + t);
+	}
+	*op = (struct kv_transfer_op){ .result_idx = rig->batch.n_results++,
+		.n_layers = 2,
+		.n_tokens = n,
+		.slots = slots,
+		.exact_slots = slots + n,
+		.is_import = is_import,
+		.is_ring = true };
+	op->k = rig_rows(rig, false, 2, n, KV_DTYPE_BF16, &n_bytes);
+	op->v = rig_rows(rig, true, 2, n, KV_DTYPE_BF16, &n_bytes);
+	return op;
+}
+
+/* A ring that is taken out as it lies and put into another one is the same ring; what is no number is
+ * refused. */
+START_TEST(test_cuda_ring_moves_are_the_oracles)
+{
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS], moved;
+	struct kv_transfer_op *op;
+	uint64_t k_bytes, v_bytes;
+	uint8_t *kept;
+
+	if (!(cases[_i].options & EXACT))
+		return;
+	begin_case(&rig, &cases[_i], seqs);
+	fill(&rig, seqs);
+	moved = seqs[8];
+	memcpy(moved.ring, seqs[0].ring, sizeof(moved.ring)); /* of a sequence without tokens */
+	k_bytes = 2ull * EXACT_TOKENS * rig.spec->kv_heads * rig.spec->exact_k->row_bytes;
+	v_bytes = 2ull * EXACT_TOKENS * rig.spec->kv_heads * rig.spec->exact_v->row_bytes;
+	kept = malloc(k_bytes + v_bytes);
+	rig_begin(&rig);
+	op = add_ring_move(&rig, &seqs[8], false);
+	rig_run_cuda(&rig);
+	memcpy(kept, op->k.base, k_bytes);
+	memcpy(kept + k_bytes, op->v.base, v_bytes);
+	rig_run_oracle(&rig);
+	ck_assert_mem_eq(kept, op->k.base, k_bytes);
+	ck_assert_mem_eq(kept + k_bytes, op->v.base, v_bytes);
+	rig_begin(&rig);
+	op = add_ring_move(&rig, &moved, true);
+	memcpy(op->k.base, kept, k_bytes);
+	memcpy(op->v.base, kept + k_bytes, v_bytes);
+	rig_run_cuda(&rig);
+	ck_assert_uint_eq(rig.batch.results[0].status, KV_OK);
+	rig_run_oracle(&rig);
+	compare_rows(&rig, &moved, KV_DTYPE_BF16);
+	rig_begin(&rig);
+	for (uint32_t i = 0; i < 4; i++)
+		add_decode(&rig, &moved, i % 2, 1, LONGEST, 1.0f);
+	run_and_compare_decodes(&rig, cases[_i].bound, "moved ring");
+	rig_begin(&rig);
+	op = add_ring_move(&rig, &moved, true);
+	memset(op->k.base, 0, k_bytes);
+	memset(op->v.base, 0, v_bytes);
+	((uint16_t *)(void *)op->v.base)[v_bytes / 2 - 1] = 0x7F80; /* infinity, in the last row */
+	rig_run_cuda(&rig);
+	ck_assert_uint_eq(rig.batch.results[0].status, KV_BAD_VALUE);
+	ck_assert_uint_eq(rig.batch.results[0].layer, 1);
+	ck_assert_uint_eq(rig.batch.results[0].row, EXACT_TOKENS - 1);
+	free(kept);
+	rig_finish(&rig);
+}
+END_TEST
+
 /* Queries that point at one key: its logit is 12, so that it takes nearly all of the weight. */
 static void point_at(const struct rig *rig, struct kv_decode_op *op, const float *key)
 {
@@ -471,6 +548,7 @@ static void add_attention_tests(TCase *tcase, int first, int end)
 	tcase_add_loop_test(tcase, test_cuda_decode_is_the_oracles, first, end);
 	tcase_add_loop_test(tcase, test_cuda_import_copy_and_order, first, end);
 	tcase_add_loop_test(tcase, test_cuda_exact_ring_is_the_oracles, first, end);
+	tcase_add_loop_test(tcase, test_cuda_ring_moves_are_the_oracles, first, end);
 }
 
 static void add_row_tests(TCase *tcase, int first, int end)
