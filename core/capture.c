@@ -75,7 +75,7 @@ static uint64_t path_bytes(const struct kv_capture *capture)
 static bool begin_nodes(struct kept_nodes *nodes, const struct kv_pool *pool)
 {
 	nodes->n_max = pool->prefixes->n_max;
-	nodes->serial_max = pool->prefixes->counts.n_published;
+	nodes->serial_max = pool->domain->prefix_serial;
 	nodes->numbers = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)nodes->n_max);
 	return nodes->numbers != NULL;
 }

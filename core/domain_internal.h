@@ -61,6 +61,7 @@ struct kv_domain {
 	uint32_t n_forked;    /* table entries that FORK copied since the last kv_domain_release() */
 	uint32_t n_cut;       /* blocks given back outside kv_domain_release() since its last call */
 	uint32_t release_turn;
+	uint64_t prefix_serial; /* of the newest prefix node of any pool */
 };
 
 static inline struct kv_session_slot *kv_slot_of(const struct kv_session *session)

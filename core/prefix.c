@@ -99,17 +99,22 @@ static void unlink_child(struct kv_prefix_index *index, uint32_t idx)
 
 /* A node over the sequence's blocks at this place. */
 static uint32_t add_node(struct kv_pool *pool, uint32_t parent, const struct kv_prefix_hash *hash,
-	const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX])
+	const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t now_ns)
 {
 	struct kv_prefix_index *index = pool->prefixes;
 	const uint32_t idx = index->n_freed > 0 ? index->free_ids[--index->n_freed] : index->n_touched++;
+
+	const bool is_first = (parent & KV_PREFIX_ROOT) != 0;
 
 	KV_ASSERT(idx < index->n_max);
 	index->nodes[idx] = (struct kv_prefix_node){ .hash = *hash,
 		.parent = parent,
 		.first_child = KV_PREFIX_NONE,
 		.expires_ns = 1,
-		.serial = index->counts.n_published + 1,
+		.identity = is_first ? parent & ~KV_PREFIX_ROOT : index->nodes[parent].identity,
+		.depth = is_first ? 1 : index->nodes[parent].depth + 1,
+		.serial = ++pool->domain->prefix_serial,
+		.published_ns = now_ns,
 		.is_used = true };
 	memcpy(kv_prefix_tokens_of(index, idx), tokens, 4 * (size_t)index->block_size);
 	for (uint32_t g = 0; g < index->n_groups; g++) {
@@ -124,7 +129,7 @@ static uint32_t add_node(struct kv_pool *pool, uint32_t parent, const struct kv_
 	return idx;
 }
 
-static void remove_leaf(struct kv_pool *pool, uint32_t idx)
+void kv_prefix_remove_leaf(struct kv_pool *pool, uint32_t idx)
 {
 	struct kv_prefix_index *index = pool->prefixes;
 	struct kv_prefix_node *node = &index->nodes[idx];
@@ -156,7 +161,7 @@ static uint32_t remove_tree(struct kv_pool *pool, uint32_t top)
 		const uint32_t parent = index->nodes[idx].parent;
 		const bool is_top = idx == top;
 
-		remove_leaf(pool, idx);
+		kv_prefix_remove_leaf(pool, idx);
 		n++;
 		if (is_top)
 			return n;
@@ -245,7 +250,7 @@ enum kv_status kv_prefix_publish(struct kv_session *session, uint64_t sequence_i
 		if (node == KV_PREFIX_NONE) {
 			if (!blocks_at(sequence, result->n_blocks, blocks))
 				break;
-			node = add_node(pool, parent, &hash, tokens, blocks);
+			node = add_node(pool, parent, &hash, tokens, blocks, now_ns);
 			result->n_blocks_new++;
 		}
 		index->path[result->n_blocks] = node;
@@ -253,13 +258,16 @@ enum kv_status kv_prefix_publish(struct kv_session *session, uint64_t sequence_i
 	}
 	if (index->identities[identity].first_child == KV_PREFIX_NONE)
 		drop_identity(index, identity);
+	if (result->n_blocks > 0)
+		index->nodes[index->path[result->n_blocks - 1]].is_end = true;
 	renew_path(index, index->path, result->n_blocks, ttl_ms ? now_ns + ttl_ms * KV_NS_PER_MS : 0);
 	result->n_tokens = result->n_blocks * index->block_size;
 	return KV_OK;
 }
 
 uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_prefix_key *key,
-	uint32_t parent, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t expires_ns)
+	uint32_t parent, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t expires_ns,
+	uint64_t now_ns)
 {
 	struct kv_prefix_index *index = pool->prefixes;
 	struct kv_prefix_hash hash;
@@ -280,7 +288,7 @@ uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_pr
 	uint32_t node = kv_prefix_find_child(index, parent, &hash, tokens, 0);
 
 	if (node == KV_PREFIX_NONE)
-		node = add_node(pool, parent, &hash, tokens, blocks);
+		node = add_node(pool, parent, &hash, tokens, blocks, now_ns);
 	/* Up to the first that lives as long already. */
 	for (uint32_t i = node; !(i & KV_PREFIX_ROOT); i = index->nodes[i].parent) {
 		uint64_t *mine = &index->nodes[i].expires_ns;
@@ -367,6 +375,8 @@ enum kv_status kv_prefix_match(struct kv_session *session, uint64_t sequence_id,
 		kv_sequence_inherit(sequence, result->n_tokens, is_evictable);
 		kv_sequence_move_windows(sequence);
 	}
+	for (uint32_t i = 0; i < result->n_blocks; i++)
+		index->nodes[index->path[i]].n_hits++;
 	index->counts.n_hits++;
 	index->counts.n_tokens_matched += result->n_tokens;
 	return KV_OK;
@@ -398,7 +408,7 @@ void kv_prefix_expire(struct kv_domain *domain, uint64_t now_ns, uint32_t n_look
 			/* What is below has less time left; a leaf at a time keeps the work small. */
 			if (node->is_used && node->expires_ns != 0 && node->expires_ns <= now_ns &&
 				node->first_child == KV_PREFIX_NONE) {
-				remove_leaf(pool, index->cursor);
+				kv_prefix_remove_leaf(pool, index->cursor);
 				index->counts.n_expired++;
 			}
 			index->cursor = index->cursor + 1 < index->n_touched ? index->cursor + 1 : 0;

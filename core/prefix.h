@@ -36,7 +36,8 @@ struct kv_prefix_result {
 };
 struct kv_prefix_counts {
 	uint32_t n_nodes;
-	uint64_t n_published, n_evicted, n_expired; /* nodes, since start */
+	uint64_t n_published, n_evicted, n_expired,
+		n_removed; /* nodes, since start; removed by an operator */
 	uint64_t n_hits, n_misses, n_tokens_matched;
 };
 
@@ -58,6 +59,38 @@ KV_MUST_CHECK enum kv_status kv_prefix_match(struct kv_session *session, uint64_
 /* Removes nodes whose time is over; looks at no more than n_looks nodes of every pool. */
 void kv_prefix_expire(struct kv_domain *domain, uint64_t now_ns, uint32_t n_looks);
 struct kv_prefix_counts kv_prefix_counts(const struct kv_pool *pool);
+
+/*
+ * One published prefix, as an operator sees it: a path from the start to where a PUBLISH ended, or to where
+ * nothing goes on (any more). Its blocks may be those of longer ones, too.
+ */
+struct kv_prefix_row {
+	uint64_t id; /* never that of another prefix, in any pool */
+	uint64_t tenant;
+	char adapter[KV_PREFIX_TEXT_BYTES_MAX];
+	uint32_t adapter_bytes;
+	bool has_salt;               /* the salt itself is the clients' secret */
+	uint32_t n_tokens, n_blocks; /* of the whole path; blocks of all groups */
+	uint32_t n_holders;          /* sequences and snapshots that have its last block: nothing evicts it */
+	uint64_t stored_bytes;
+	uint64_t n_hits;                   /* MATCHes that found it, or something longer */
+	uint64_t published_ns, expires_ns; /* 0: until it is evicted */
+};
+/*
+ * The first prefix from node *node_idx on; *node_idx is then behind it. Looks at no more than *n_looks nodes
+ * and counts them down. False: there is none, or the looks are used up.
+ */
+bool kv_prefix_next(
+	const struct kv_pool *pool, uint32_t *node_idx, uint32_t *n_looks, struct kv_prefix_row *row);
+/* Also what is not listed, since other prefixes go on behind it. NOT_FOUND. */
+KV_MUST_CHECK enum kv_status kv_prefix_find(
+	const struct kv_domain *domain, uint64_t id, struct kv_pool **pool, struct kv_prefix_row *row);
+/*
+ * Takes a prefix out, with all that go on behind it, and with the part before it that no other prefix has.
+ * Sequences keep what they share. OK when it is gone, NOT_FOUND. BUSY_RETRY after n_nodes_max nodes: *id
+ * names what is left.
+ */
+KV_MUST_CHECK enum kv_status kv_prefix_remove(struct kv_domain *domain, uint64_t *id, uint32_t n_nodes_max);
 /* For tests: only so many low bits of the hashes count, 1 to 64. Before anything is published. */
 void kv_prefix_truncate_hashes(struct kv_pool *pool, uint32_t n_bits);
 

@@ -18,10 +18,15 @@ struct kv_prefix_hash {
 struct kv_prefix_node {
 	struct kv_prefix_hash hash;
 	uint64_t expires_ns; /* 0 = never; never before a child's */
-	uint64_t serial;     /* which of all that were published */
+	uint64_t serial;     /* which of all that were published, in any pool; in its id */
 	uint32_t parent;     /* node, or KV_PREFIX_ROOT | identity */
 	uint32_t first_child, next_sibling, prev_sibling;
+	uint32_t identity;
+	uint32_t depth;  /* blocks from the start to its end */
+	uint64_t n_hits; /* of the path that ends here, or goes on */
+	uint64_t published_ns;
 	bool is_used;
+	bool is_end; /* a PUBLISH ended here: it is listed, whatever is below it */
 };
 
 struct kv_prefix_identity {
@@ -69,6 +74,9 @@ static inline uint8_t *kv_prefix_tokens_of(const struct kv_prefix_index *index, 
 uint32_t kv_prefix_find_child(const struct kv_prefix_index *index, uint32_t parent,
 	const struct kv_prefix_hash *hash, const uint8_t *tokens, uint64_t now_ns);
 
+/* prefix.c: takes out one that has no child. */
+void kv_prefix_remove_leaf(struct kv_pool *pool, uint32_t idx);
+
 KV_MUST_CHECK enum kv_status kv_prefix_index_create(const struct kv_pool_spec *spec, struct kv_random *random,
 	struct kv_prefix_index **out, struct kv_error *err);
 void kv_prefix_index_destroy(struct kv_prefix_index *index); /* NULL allowed */
@@ -85,7 +93,8 @@ bool kv_prefix_evict(struct kv_pool *pool, uint32_t group_idx, uint32_t *n_nodes
  * Returns the node, or KV_PREFIX_NONE when there is no room for the key.
  */
 uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_prefix_key *key,
-	uint32_t parent, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t expires_ns);
+	uint32_t parent, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t expires_ns,
+	uint64_t now_ns);
 
 /* For the audit. NULL: the node is not in use; else [n_groups]. */
 uint32_t kv_prefix_n_nodes_touched(const struct kv_pool *pool);

@@ -155,7 +155,7 @@ static void publish(struct kv_pool *pool, struct kv_staged_nodes *nodes, uint32_
 	if (!find_parent(pool, nodes, node, &parent))
 		return;
 	node->node_idx = kv_prefix_put(pool, root->tenant, &key, parent,
-		nodes->tokens + 4 * (uint64_t)pool->spec->block_size * n, node->blocks, expires_ns);
+		nodes->tokens + 4 * (uint64_t)pool->spec->block_size * n, node->blocks, expires_ns, now_ns);
 	if (node->node_idx != KV_PREFIX_NONE)
 		node->serial = pool->prefixes->nodes[node->node_idx].serial;
 }

@@ -174,7 +174,8 @@ static void begin(struct srv_control *control)
 {
 	control->status = KV_OK;
 	control->error.msg[0] = '\0';
-	control->n_rows = control->n_keys = control->scan_slot = 0;
+	control->n_rows = control->n_prefixes = control->n_keys = 0;
+	control->scan_slot = 0;
 	control->cursor_next = 0;
 	control->has_cursor_key_next = control->is_passed = false;
 	control->duration_us = 0;
@@ -188,7 +189,6 @@ static void answer_whole(struct srv_server *server, struct srv_control *control)
 {
 	switch (control->kind) {
 	case SRV_CONTROL_POOLS:
-	case SRV_CONTROL_PREFIXES:
 		answer_pools(server, control);
 		break;
 	case SRV_CONTROL_OCCUPANCY:
@@ -232,7 +232,6 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 	switch (control->kind) {
 	case SRV_CONTROL_INFO:
 	case SRV_CONTROL_POOLS:
-	case SRV_CONTROL_PREFIXES:
 	case SRV_CONTROL_PLAN:
 	case SRV_CONTROL_OCCUPANCY:
 	case SRV_CONTROL_METRICS:
@@ -253,6 +252,17 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 		break;
 	case SRV_CONTROL_TENANTS:
 		is_done = srv_control_tenants(server, control);
+		break;
+	case SRV_CONTROL_PREFIXES:
+		is_done = srv_control_prefixes(server, control);
+		if (is_done)
+			answer_pools(server, control);
+		break;
+	case SRV_CONTROL_PREFIX:
+		srv_control_prefix(server, control);
+		break;
+	case SRV_CONTROL_PREFIX_DELETE:
+		is_done = srv_control_prefix_delete(server, control);
 		break;
 	case SRV_CONTROL_SESSION:
 		srv_control_session(server, control);

@@ -36,7 +36,9 @@ enum srv_control_kind {
 	SRV_CONTROL_SESSION,        /* id; rows: sequence; cursor = sequence id */
 	SRV_CONTROL_SESSION_DELETE, /* id */
 	SRV_CONTROL_TENANTS,        /* rows: tenant; cursor = the last tenant's, plus 1 */
-	SRV_CONTROL_PREFIXES,       /* rows: pool */
+	SRV_CONTROL_PREFIXES,       /* rows: pool, and n_prefixes of prefix; cursor, tenant, sort */
+	SRV_CONTROL_PREFIX,         /* id; rows.prefixes[0] */
+	SRV_CONTROL_PREFIX_DELETE,  /* id */
 	SRV_CONTROL_SEQUENCE,       /* id, sequence_id, group_idx; rows: block; cursor = table entry */
 	SRV_CONTROL_CONNECTIONS,    /* rows: connection; cursor */
 	SRV_CONTROL_METRICS,        /* counters, gauges, rows: pool */
@@ -50,7 +52,7 @@ enum srv_control_kind {
 	SRV_CONTROL_RELOADED,       /* new settings are published: answered once the loop works with them */
 };
 
-/* Order of a list of sessions; all but the first from the greatest down. */
+/* Order of a list of sessions or prefixes; all but the first from the greatest down. */
 enum srv_session_sort {
 	SRV_SORT_NONE, /* as the table has them */
 	SRV_SORT_AGE,
@@ -59,12 +61,13 @@ enum srv_session_sort {
 	SRV_SORT_BYTES,
 	SRV_SORT_ROWS_IN,
 	SRV_SORT_QUERIES,
+	SRV_SORT_HITS, /* of prefixes */
 	SRV_N_SORTS
 };
-/* Where a session stands in a sorted list: greater keys first, then lower slots. */
-struct srv_session_key {
+/* Where a row stands in a sorted list: greater keys first, then lower slots. */
+struct srv_sort_key {
 	uint64_t key;
-	uint32_t slot_idx;
+	uint64_t slot_idx; /* of a prefix: pool << 32 | node */
 };
 
 /* Rows of one format in a pool, K or V. The exact window's rows are not among them. */
@@ -123,6 +126,12 @@ struct srv_block_row {
 	uint32_t block_idx, n_owners; /* 0 owners: no window reaches it any more, its block was given back */
 };
 
+struct srv_prefix_row {
+	struct kv_prefix_row prefix;
+	char pool[KV_POOL_NAME_BYTES_MAX + 1];
+	uint64_t age_ms, ttl_left_ms; /* ttl: where it has one */
+};
+
 struct srv_connection_row {
 	uint64_t id;
 	struct kv_io_peer peer;
@@ -165,7 +174,7 @@ struct srv_control {
 	uint32_t n_rows_max; /* 1..SRV_CONTROL_ROWS_MAX */
 	uint32_t group_idx;
 	enum srv_session_sort sort;
-	struct srv_session_key cursor_key; /* sorted: behind this one, where has_cursor_key */
+	struct srv_sort_key cursor_key; /* sorted: behind this one, where has_cursor_key */
 	bool is_deep, has_tenant, has_cursor_key;
 	struct srv_capacity_ask plan;
 	struct srv_reload reload;
@@ -173,17 +182,20 @@ struct srv_control {
 	/* answered */
 	enum kv_status status;
 	struct kv_error error;
-	uint32_t n_rows;
+	uint32_t n_rows, n_prefixes;
 	uint64_t cursor_next; /* 0 = end */
 	union {
-		struct srv_pool_row pools[KV_POOLS_MAX];
+		struct {
+			struct srv_pool_row pools[KV_POOLS_MAX];
+			struct srv_prefix_row prefixes[SRV_CONTROL_ROWS_MAX];
+		};
 		struct srv_session_row sessions[SRV_CONTROL_ROWS_MAX];
 		struct srv_sequence_row sequences[SRV_CONTROL_ROWS_MAX];
 		struct srv_connection_row connections[SRV_CONTROL_ROWS_MAX];
 		struct srv_block_row blocks[SRV_CONTROL_ROWS_MAX];
 		struct srv_tenant_row tenants[SRV_CONTROL_ROWS_MAX];
 	} rows;
-	struct srv_session_key cursor_key_next; /* sorted: where has_cursor_key_next */
+	struct srv_sort_key cursor_key_next; /* sorted: where has_cursor_key_next */
 	bool has_cursor_key_next, is_passed;
 	uint32_t duration_us;
 	struct srv_sequence_row sequence; /* SEQUENCE: the sequence itself */
@@ -199,8 +211,9 @@ struct srv_control {
 	struct srv_control *next; /* the mailbox's, then the loop's while it goes on next turn */
 	/* The loop's while it goes on next turn. */
 	bool is_begun;
-	uint32_t scan_slot, n_keys;
-	struct srv_session_key keys[SRV_CONTROL_ROWS_MAX];
+	uint64_t scan_slot;
+	uint32_t n_keys;
+	struct srv_sort_key keys[SRV_CONTROL_ROWS_MAX];
 };
 
 /* Version and commit of this build, for --version, start-up lines and /v1/info. */

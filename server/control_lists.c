@@ -52,19 +52,19 @@ static uint64_t sort_key(const struct kv_session *session, enum srv_session_sort
 	case SRV_SORT_QUERIES:
 		return session->n_queries;
 	case SRV_SORT_NONE:
+	case SRV_SORT_HITS:
 	case SRV_N_SORTS:
 		break;
 	}
 	return 0;
 }
 
-static bool is_behind(const struct srv_session_key *a, const struct srv_session_key *b)
+static bool is_behind(const struct srv_sort_key *a, const struct srv_sort_key *b)
 {
 	return a->key != b->key ? a->key < b->key : a->slot_idx > b->slot_idx;
 }
 
-/* Keeps the first n_rows_max keys in order. */
-static void keep_key(struct srv_control *control, const struct srv_session_key *key)
+void srv_control_keep_key(struct srv_control *control, const struct srv_sort_key *key)
 {
 	uint32_t low = 0, high = control->n_keys;
 
@@ -93,7 +93,7 @@ static void keep_key(struct srv_control *control, const struct srv_session_key *
 static void fill_sorted(struct srv_server *server, struct srv_control *control)
 {
 	for (uint32_t i = 0; i < control->n_keys; i++) {
-		uint32_t slot = control->keys[i].slot_idx;
+		uint32_t slot = (uint32_t)control->keys[i].slot_idx;
 		const struct kv_session *session = kv_session_next(server->domain, &slot);
 
 		/* It may have been closed since its slot was looked at. */
@@ -107,7 +107,7 @@ static void fill_sorted(struct srv_server *server, struct srv_control *control)
 bool srv_control_sessions(struct srv_server *server, struct srv_control *control)
 {
 	const bool is_sorted = control->sort != SRV_SORT_NONE;
-	uint32_t slot = control->scan_slot;
+	uint32_t slot = (uint32_t)control->scan_slot;
 	struct kv_session *session;
 
 	if (slot == 0 && !is_sorted)
@@ -131,12 +131,12 @@ bool srv_control_sessions(struct srv_server *server, struct srv_control *control
 			fill_session(server, session, &control->rows.sessions[control->n_rows++]);
 			continue;
 		}
-		const struct srv_session_key key = {
+		const struct srv_sort_key key = {
 			.key = sort_key(session, control->sort),
 			.slot_idx = slot - 1,
 		};
 
-		keep_key(control, &key);
+		srv_control_keep_key(control, &key);
 	}
 	control->scan_slot = slot;
 	return false;
@@ -176,7 +176,7 @@ static struct srv_tenant_row *tenant_row(struct srv_control *control, uint64_t t
  */
 bool srv_control_tenants(struct srv_server *server, struct srv_control *control)
 {
-	uint32_t slot = control->scan_slot;
+	uint32_t slot = (uint32_t)control->scan_slot;
 	struct kv_memory_report memory;
 
 	for (uint32_t n = 0; n < SCAN_PER_TURN; n++) {

@@ -72,11 +72,12 @@ struct srv_http_call {
 /* What a route may be asked with, behind the '?'. */
 enum srv_http_param {
 	SRV_PARAM_NONE = 0,
-	SRV_PARAM_PAGE = 1,   /* limit, cursor */
-	SRV_PARAM_DEEP = 2,   /* deep */
-	SRV_PARAM_TENANT = 4, /* tenant */
-	SRV_PARAM_SORT = 8,   /* sort */
-	SRV_PARAM_GROUP = 16, /* group */
+	SRV_PARAM_PAGE = 1,         /* limit, cursor */
+	SRV_PARAM_DEEP = 2,         /* deep */
+	SRV_PARAM_TENANT = 4,       /* tenant */
+	SRV_PARAM_SORT = 8,         /* sort */
+	SRV_PARAM_GROUP = 16,       /* group */
+	SRV_PARAM_PREFIX_SORT = 32, /* sort, of prefixes */
 };
 
 /* Who may ask. Higher ones may do what lower ones may. */

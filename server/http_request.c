@@ -14,7 +14,16 @@
 
 /* ---- parameters ---- */
 
-enum param_idx { PARAM_LIMIT, PARAM_CURSOR, PARAM_DEEP, PARAM_TENANT, PARAM_SORT, PARAM_GROUP, N_PARAMS };
+enum param_idx {
+	PARAM_LIMIT,
+	PARAM_CURSOR,
+	PARAM_DEEP,
+	PARAM_TENANT,
+	PARAM_SORT,
+	PARAM_PREFIX_SORT,
+	PARAM_GROUP,
+	N_PARAMS
+};
 
 static const struct {
 	const char *name, *expected;
@@ -26,6 +35,7 @@ static const struct {
 	[PARAM_DEEP] = { "deep", "0 or 1", SRV_PARAM_DEEP, 0, 1 },
 	[PARAM_TENANT] = { "tenant", "the number of a tenant, or tcp", SRV_PARAM_TENANT, 0, UINT64_MAX },
 	[PARAM_SORT] = { "sort", "age, sequences, tokens, bytes, rows_in or queries", SRV_PARAM_SORT, 0, 0 },
+	[PARAM_PREFIX_SORT] = { "sort", "age, tokens, bytes or hits", SRV_PARAM_PREFIX_SORT, 0, 0 },
 	[PARAM_GROUP] = { "group", "a whole number from 0 to 8", SRV_PARAM_GROUP, 0, KV_TABLES_MAX - 1 },
 };
 /* As the `sort` parameter says them. */
@@ -37,22 +47,30 @@ static const char *const sort_names[SRV_N_SORTS] = {
 	[SRV_SORT_BYTES] = "bytes",
 	[SRV_SORT_ROWS_IN] = "rows_in",
 	[SRV_SORT_QUERIES] = "queries",
+	[SRV_SORT_HITS] = "hits",
 };
+#define SORT_BIT(name) (1u << SRV_SORT_##name)
+#define SESSION_SORTS                                                                                   \
+	(SORT_BIT(AGE) | SORT_BIT(SEQUENCES) | SORT_BIT(TOKENS) | SORT_BIT(BYTES) | SORT_BIT(ROWS_IN) | \
+		SORT_BIT(QUERIES))
+#define PREFIX_SORTS (SORT_BIT(AGE) | SORT_BIT(TOKENS) | SORT_BIT(BYTES) | SORT_BIT(HITS))
+#define ANY_SORT     (SRV_PARAM_SORT | SRV_PARAM_PREFIX_SORT)
 
 struct params {
 	unsigned allowed; /* enum srv_http_param */
 	bool seen[N_PARAMS];
 	uint64_t values[N_PARAMS];
-	struct srv_session_key cursor_key; /* a cursor with two parts */
-	bool has_cursor_key;
+	struct srv_sort_key cursor_key; /* a cursor with two parts */
+	bool has_cursor_key, is_sorted;
+	uint64_t sort; /* enum srv_session_sort */
 	struct kv_error error;
 	bool is_bad;
 };
 
-static bool read_sort(const char *text, uint64_t *sort)
+static bool read_sort(const char *text, unsigned sorts, uint64_t *sort)
 {
 	for (uint64_t i = SRV_SORT_NONE + 1; i < SRV_N_SORTS; i++) {
-		if (strcmp(text, sort_names[i]) == 0) {
+		if ((sorts >> i & 1) && strcmp(text, sort_names[i]) == 0) {
 			*sort = i;
 			return true;
 		}
@@ -61,34 +79,39 @@ static bool read_sort(const char *text, uint64_t *sort)
 }
 
 /* "KEY.SLOT", as the page before said. */
-static bool read_cursor_key(char *text, struct srv_session_key *key)
+static bool read_cursor_key(char *text, struct srv_sort_key *key)
 {
 	char *dot = strchr(text, '.');
-	uint64_t slot_idx;
 
 	if (!dot)
 		return false;
 	*dot = '\0';
 	if (!srv_http_read_u64(text, UINT64_MAX, &key->key) ||
-		!srv_http_read_u64(dot + 1, UINT32_MAX, &slot_idx))
+		!srv_http_read_u64(dot + 1, UINT64_MAX, &key->slot_idx))
 		return false;
-	key->slot_idx = (uint32_t)slot_idx;
 	return true;
 }
 
+/* Of all but cursors. */
+#define VALUE_BYTES_MAX 32u
+
 static bool read_value(struct params *params, enum param_idx idx, const char *value)
 {
-	char text[32]; /* the longest: a cursor of 20 and 10 digits with a dot between */
+	char text[48]; /* the longest: a cursor of twice 20 digits with a dot between */
 
-	if (!value || !srv_http_unescape(value, text, sizeof(text)))
+	const size_t n_bytes_max = idx == PARAM_CURSOR ? sizeof(text) : VALUE_BYTES_MAX;
+
+	if (!value || !srv_http_unescape(value, text, n_bytes_max))
 		return false;
-	if (idx == PARAM_SORT)
-		return read_sort(text, &params->values[idx]);
+	if (idx == PARAM_SORT || idx == PARAM_PREFIX_SORT) {
+		params->is_sorted = true;
+		return read_sort(text, idx == PARAM_SORT ? SESSION_SORTS : PREFIX_SORTS, &params->sort);
+	}
 	if (idx == PARAM_TENANT && strcmp(text, "tcp") == 0) {
 		params->values[idx] = UINT64_MAX;
 		return true;
 	}
-	if (idx == PARAM_CURSOR && (params->allowed & SRV_PARAM_SORT) && strchr(text, '.')) {
+	if (idx == PARAM_CURSOR && (params->allowed & ANY_SORT) && strchr(text, '.')) {
 		params->has_cursor_key = read_cursor_key(text, &params->cursor_key);
 		return params->has_cursor_key;
 	}
@@ -128,7 +151,7 @@ static void check_params(struct params *params)
 {
 	const bool is_first = !params->has_cursor_key && params->values[PARAM_CURSOR] == 0;
 
-	if (params->is_bad || is_first || params->seen[PARAM_SORT] == params->has_cursor_key)
+	if (params->is_bad || is_first || params->is_sorted == params->has_cursor_key)
 		return;
 	params->is_bad = true;
 	(void)kv_fail(&params->error, KV_BAD_ARG, "parameter cursor: it comes from a list in another order");
@@ -206,7 +229,7 @@ static enum MHD_Result ask_loop(
 	control->cursor = params->values[PARAM_CURSOR];
 	control->cursor_key = params->cursor_key;
 	control->has_cursor_key = params->has_cursor_key;
-	control->sort = (enum srv_session_sort)params->values[PARAM_SORT];
+	control->sort = (enum srv_session_sort)params->sort;
 	control->tenant = params->values[PARAM_TENANT];
 	control->has_tenant = params->seen[PARAM_TENANT];
 	control->group_idx = (uint32_t)params->values[PARAM_GROUP];

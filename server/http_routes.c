@@ -50,7 +50,10 @@ const struct srv_http_route srv_http_routes[] = {
 	ROUTE("GET", "/v1/sessions/{id}/sequences/{sequence}", READ, SRV_PARAM_PAGE | SRV_PARAM_GROUP, 200,
 		SEQUENCE, srv_route_sequence, srv_view_sequence),
 	ROUTE("GET", "/v1/tenants", READ, SRV_PARAM_PAGE, 200, TENANTS, NULL, srv_view_tenants),
-	ROUTE("GET", "/v1/prefixes", READ, 0, 200, PREFIXES, NULL, srv_view_prefixes),
+	ROUTE("GET", "/v1/prefixes", READ, SRV_PARAM_PAGE | SRV_PARAM_TENANT | SRV_PARAM_PREFIX_SORT, 200,
+		PREFIXES, NULL, srv_view_prefixes),
+	ROUTE("GET", "/v1/prefixes/{id}", READ, 0, 200, PREFIX, srv_route_prefix, srv_view_prefix),
+	ROUTE("DELETE", "/v1/prefixes/{id}", ADMIN, 0, 204, PREFIX_DELETE, srv_route_prefix, NULL),
 	ROUTE("GET", "/v1/connections", READ, SRV_PARAM_PAGE, 200, CONNECTIONS, NULL, srv_view_connections),
 	/* what an operator does */
 	ROUTE("GET", "/v1/audit", ADMIN, 0, 200, AUDIT, NULL, srv_view_audit),

@@ -67,8 +67,8 @@ void srv_view_cursor(struct srv_text *text, const struct srv_control *control)
 	char key[48];
 
 	if (control->has_cursor_key_next) {
-		snprintf(key, sizeof(key), "%llu.%u", (unsigned long long)control->cursor_key_next.key,
-			control->cursor_key_next.slot_idx);
+		snprintf(key, sizeof(key), "%llu.%llu", (unsigned long long)control->cursor_key_next.key,
+			(unsigned long long)control->cursor_key_next.slot_idx);
 		srv_text_string(text, "cursor_next", key);
 	} else if (control->cursor_next != 0) {
 		srv_text_decimal_id(text, "cursor_next", control->cursor_next);

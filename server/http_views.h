@@ -29,6 +29,7 @@ void srv_view_session(const struct srv_control *control, struct srv_text *text);
 void srv_view_sequence(const struct srv_control *control, struct srv_text *text);
 void srv_view_tenants(const struct srv_control *control, struct srv_text *text);
 void srv_view_prefixes(const struct srv_control *control, struct srv_text *text);
+void srv_view_prefix(const struct srv_control *control, struct srv_text *text);
 void srv_view_connections(const struct srv_control *control, struct srv_text *text);
 /* route_health.c, route_admin.c */
 void srv_view_ready(const struct srv_control *control, struct srv_text *text);

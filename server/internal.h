@@ -341,6 +341,11 @@ void srv_control_info(struct srv_server *server, struct srv_info *info);
 /* control_lists.c. False: goes on next turn. */
 KV_MUST_CHECK bool srv_control_sessions(struct srv_server *server, struct srv_control *control);
 KV_MUST_CHECK bool srv_control_tenants(struct srv_server *server, struct srv_control *control);
+KV_MUST_CHECK bool srv_control_prefixes(struct srv_server *server, struct srv_control *control);
+KV_MUST_CHECK bool srv_control_prefix_delete(struct srv_server *server, struct srv_control *control);
+void srv_control_prefix(struct srv_server *server, struct srv_control *control);
+/* Of a sorted list: keeps the first n_rows_max keys in order. */
+void srv_control_keep_key(struct srv_control *control, const struct srv_sort_key *key);
 KV_MUST_CHECK bool srv_control_session_delete(struct srv_server *server, struct srv_control *control);
 void srv_control_session(struct srv_server *server, struct srv_control *control);
 void srv_control_sequence(struct srv_server *server, struct srv_control *control);

@@ -315,6 +315,7 @@ static void add_prefixes(const struct scrape *scrape)
 			scrape, "prefix_nodes_total", pool, "event", "published", pool->prefixes.n_published);
 		pool_sample(scrape, "prefix_nodes_total", pool, "event", "evicted", pool->prefixes.n_evicted);
 		pool_sample(scrape, "prefix_nodes_total", pool, "event", "expired", pool->prefixes.n_expired);
+		pool_sample(scrape, "prefix_nodes_total", pool, "event", "removed", pool->prefixes.n_removed);
 	}
 	family(scrape->text, "prefix_matches_total", "counter", "MATCH by outcome");
 	for_each_pool(scrape, pool)

@@ -19,6 +19,8 @@ enum kv_status srv_route_pool_create(
 	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
 enum kv_status srv_route_pool_name(
 	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
+enum kv_status srv_route_prefix(
+	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
 enum kv_status srv_route_session(
 	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
 enum kv_status srv_route_sequence(

@@ -14,6 +14,7 @@ static const struct srv_command *const commands[] = {
 	&srv_cmd_info,
 	&srv_cmd_occupancy,
 	&srv_cmd_sessions,
+	&srv_cmd_prefixes,
 	&srv_cmd_snapshot,
 	&srv_cmd_restore,
 	&srv_cmd_top,

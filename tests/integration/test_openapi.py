@@ -52,6 +52,8 @@ class Described(unittest.TestCase):
         row = struct.pack("<64f", *[0.5] * 64)
         self.assertEqual(raw.call(frames.rows(frames.APPEND, self.session, [(5, 0, 20, 0, 1)], n_layers=2, k=row * 40,
                                               v=row * 40)).item_statuses(), [0])
+        publish = struct.pack("<QIHHII8x", 5, 20, 0, 0, 0, 60000)
+        self.assertEqual(raw.call(frames.frame(frames.PUBLISH, publish, payload=bytes(80), session=self.session)).status, 0)
 
     def test_the_document_is_valid(self):
         self.assertEqual(self.document["openapi"], "3.1.0")
@@ -95,6 +97,7 @@ class Described(unittest.TestCase):
 
     def test_every_route_answers_as_described(self):
         one = f"/v1/sessions/{self.session:016x}"
+        one_prefix = "/v1/prefixes/" + self.daemon.get("/v1/prefixes")["prefixes"][0]["id"]
         calls = [
             ("get", "/", "/"), ("get", "/dashboard.css", "/dashboard.css"), ("get", "/dashboard.js", "/dashboard.js"),
             ("get", "/livez", "/livez"), ("get", "/readyz", "/readyz"), ("get", "/readyz?deep=1", "/readyz"),
@@ -107,7 +110,8 @@ class Described(unittest.TestCase):
             ("get", "/v1/sessions", "/v1/sessions"), ("get", "/v1/sessions?sort=bytes&limit=1", "/v1/sessions"),
             ("get", one, "/v1/sessions/{id}"), ("get", f"{one}/sequences/5", "/v1/sessions/{id}/sequences/{sequence}"),
             ("get", "/v1/connections", "/v1/connections"), ("get", "/v1/tenants", "/v1/tenants"),
-            ("get", "/v1/prefixes", "/v1/prefixes"), ("post", "/v1/plan", "/v1/plan", PLAN),
+            ("get", "/v1/prefixes?sort=hits", "/v1/prefixes"), ("get", one_prefix, "/v1/prefixes/{id}"),
+            ("post", "/v1/plan", "/v1/plan", PLAN),
             ("post", "/v1/self-test", "/v1/self-test", {}), ("get", "/v1/audit", "/v1/audit"),
             ("get", "/v1/snapshot", "/v1/snapshot"), ("post", "/v1/snapshot", "/v1/snapshot", {"name": "one"}, 202),
             ("post", "/v1/restore", "/v1/restore", {"name": "absent"}, 202),
@@ -119,9 +123,10 @@ class Described(unittest.TestCase):
             while self.daemon.get("/v1/snapshot")["state"] == "running":
                 time.sleep(0.01)
         # What changes who is there comes last.
+        self.check("delete", one_prefix, "/v1/prefixes/{id}", None, 204)
         self.check("delete", one, "/v1/sessions/{id}", None, 204)
         self.assertNotIn(f"{self.session:016x}", [row["id"] for row in self.daemon.get("/v1/sessions")["sessions"]])
-        asked = {(pattern, method) for method, _, pattern, *_ in calls} | {("/v1/sessions/{id}", "delete"),
+        asked = {(pattern, method) for method, _, pattern, *_ in calls} | {("/v1/sessions/{id}", "delete"), ("/v1/prefixes/{id}", "delete"),
                                                                            ("/v1/drain", "post")}
         self.assertEqual(asked, {(path, method) for path, item in self.document["paths"].items() for method in item})
 
@@ -133,6 +138,9 @@ class Described(unittest.TestCase):
             ("post", "/v1/plan", "/v1/plan", {"pool": 7}, 400),
             ("put", "/v1/log-level", "/v1/log-level", {"level": "loud"}, 400),
             ("delete", "/v1/sessions/00ab000000000001", "/v1/sessions/{id}", None, None),
+            ("get", "/v1/prefixes/1", "/v1/prefixes/{id}", None, 400),
+            ("delete", "/v1/prefixes/0000000000000000", "/v1/prefixes/{id}", None, 404),
+            ("get", "/v1/prefixes?sort=queries", "/v1/prefixes", None, 400),
             ("get", f"/v1/sessions/{self.session:016x}/sequences/6", "/v1/sessions/{id}/sequences/{sequence}", None, 404),
             ("get", f"/v1/sessions/{self.session:016x}/sequences/5?group=3", "/v1/sessions/{id}/sequences/{sequence}", None,
              404),

@@ -84,6 +84,47 @@ class Prefix(Rows):
             self.assertEqual(session.match(None, [9] * 32), 0)
             self.assertEqual(session.match(None, list(range(32))), 32)
 
+    def test_operators_see_them_one_by_one(self):
+        """Length, blocks, who holds them, time left, tenant, hits; pages in order; taken out, rows that are shared stay."""
+        ask = self.daemon.request
+        before = len(self.control.prefixes())
+        with self.client.open("odd") as session:
+            k, v = self.rows(session, 64, layers=3)
+            for sequence in (1, 2, 3):
+                session.append_layers(sequence, k, v)
+            tokens = [list(range(n, n + 64)) for n in (1000, 2000, 3000)]
+            session.publish(1, tokens[0], ttl_ms=600_000)
+            session.publish(2, tokens[1][:32], adapter="lora", salt="secret")
+            session.publish(3, tokens[2][:48])
+            session.match(4, tokens[0])
+            session.match(None, tokens[0])
+            rows = {row["n_tokens"]: row for row in self.control.prefixes()}
+            self.assertEqual(len(rows), before + 3)
+            longest, short = rows[64], rows[32]
+            n_groups = len(self.daemon.get("/v1/pools/odd")["groups"])
+            self.assertEqual((longest["pool"], longest["n_hits"], longest["n_holders"], longest["n_blocks"]),
+                             ("odd", 2, 2, 4 * n_groups))
+            self.assertTrue(500_000 < longest["ttl_left_ms"] <= 600_000)
+            self.assertEqual((short["adapter"], short["has_salt"], short["ttl_left_ms"]), ("lora", True, None))
+            self.assertNotIn("secret", str(self.daemon.get("/v1/prefixes")))
+            self.assertEqual(self.daemon.get(f"/v1/prefixes/{longest['id']}")["n_tokens"], 64)
+            for limit in (1, 2, 256):
+                self.assertEqual([row["n_tokens"] for row in self.control.prefixes("tokens", limit)][:3], [64, 48, 32])
+            self.assertEqual(self.control.prefixes("hits")[0]["id"], longest["id"])
+            self.assertEqual(self.daemon.get("/v1/prefixes?tenant=4711")["prefixes"], [])
+            self.assertEqual(ask("GET", "/v1/prefixes?sort=queries")[0], 400)
+            self.assertIn(longest["id"], self.daemon.ctl("prefixes").stdout)
+
+            self.assertEqual(ask("DELETE", f"/v1/prefixes/{longest['id']}")[0], 204)
+            self.assertEqual(ask("DELETE", f"/v1/prefixes/{longest['id']}")[0], 404)
+            self.assertEqual(ask("GET", f"/v1/prefixes/{longest['id']}")[0], 404)
+            self.assertEqual(ask("GET", "/v1/prefixes/7")[0], 400)
+            self.assertEqual(session.match(None, tokens[0]), 0)
+            self.assertEqual(session.match(None, tokens[2]), 48)
+            back = session.read(4)
+            self.assertTrue(np.array_equal(back[0], k) and np.array_equal(back[1], v))
+            self.assertTrue(self.daemon.get("/v1/audit")["is_clean"])
+
     def test_pins(self):
         """FAILURES L7: a second UNPIN is BAD_STATE, and nothing else happens."""
         with self.client.open("odd") as session:

@@ -43,7 +43,7 @@ struct kv_test_asked {
 	uint64_t id, cursor, sequence_id, tenant;
 	uint32_t n_rows_max, group_idx;
 	enum srv_session_sort sort;
-	struct srv_session_key cursor_key;
+	struct srv_sort_key cursor_key;
 	bool is_deep, has_spec, has_tenant, has_cursor_key;
 };
 

@@ -105,6 +105,40 @@ static void check_pools(const struct sim_world *world, const struct srv_control 
 	}
 }
 
+/* What is listed is published, by somebody who is a tenant; a page is no larger than asked for. */
+static void check_prefixes(struct sim_world *world, const struct srv_control *control)
+{
+	struct kv_prefix_row prefix;
+	struct kv_pool *pool;
+
+	SIM_CHECK(control->n_prefixes <= control->n_rows_max, "a page of %u prefixes", control->n_prefixes);
+	for (uint32_t i = 0; i < control->n_prefixes; i++) {
+		const struct kv_prefix_row *row = &control->rows.prefixes[i].prefix;
+
+		world->prefix_id = row->id;
+		SIM_CHECK(row->n_tokens > 0 && row->n_blocks > 0, "a prefix of no tokens is listed");
+		/* A list that is not sorted is made in the turn that ends it, or before. */
+		SIM_CHECK(control->sort == SRV_SORT_NONE ||
+				kv_prefix_find(world->server->domain, row->id, &pool, &prefix) == KV_OK,
+			"a prefix is listed that is not there");
+	}
+	for (uint32_t i = 1; control->sort == SRV_SORT_HITS && i < control->n_prefixes; i++)
+		SIM_CHECK(control->rows.prefixes[i - 1].prefix.n_hits >=
+				control->rows.prefixes[i].prefix.n_hits,
+			"a sorted list is not in order");
+}
+
+static void check_prefix_deleted(const struct sim_world *world, const struct srv_control *control)
+{
+	struct kv_prefix_row prefix;
+	struct kv_pool *pool;
+
+	SIM_CHECK(control->status == KV_OK || control->status == KV_NOT_FOUND, "a prefix is not deleted: %s",
+		kv_status_name(control->status));
+	SIM_CHECK(kv_prefix_find(world->server->domain, control->id, &pool, &prefix) == KV_NOT_FOUND,
+		"a deleted prefix is there");
+}
+
 static void done(struct srv_control *control)
 {
 	struct sim_world *world = control->user;
@@ -141,6 +175,12 @@ static void done(struct srv_control *control)
 	case SRV_CONTROL_SEQUENCE:
 		check_sequence(control);
 		break;
+	case SRV_CONTROL_PREFIXES:
+		check_prefixes(world, control);
+		break;
+	case SRV_CONTROL_PREFIX_DELETE:
+		check_prefix_deleted(world, control);
+		break;
 	case SRV_CONTROL_SESSION_DELETE:
 		SIM_CHECK(control->status != KV_OK || !sim_model_session(&world->model, control->id)->is_open,
 			"a deleted session is open");
@@ -172,7 +212,8 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 	static const enum srv_control_kind kinds[] = { SRV_CONTROL_INFO, SRV_CONTROL_POOLS,
 		SRV_CONTROL_OCCUPANCY, SRV_CONTROL_SESSIONS, SRV_CONTROL_SESSION, SRV_CONTROL_CONNECTIONS,
 		SRV_CONTROL_READY, SRV_CONTROL_SELF_TEST, SRV_CONTROL_POOL, SRV_CONTROL_PLAN,
-		SRV_CONTROL_SEQUENCE, SRV_CONTROL_METRICS, SRV_CONTROL_TENANTS, SRV_CONTROL_PREFIXES };
+		SRV_CONTROL_SEQUENCE, SRV_CONTROL_METRICS, SRV_CONTROL_TENANTS, SRV_CONTROL_PREFIXES,
+		SRV_CONTROL_PREFIX, SRV_CONTROL_PREFIX_DELETE };
 	struct srv_control *control = &asked->control;
 
 	kv_pool_spec_destroy(control->spec);
@@ -186,6 +227,8 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 	if ((control->kind == SRV_CONTROL_SESSION || control->kind == SRV_CONTROL_SEQUENCE) &&
 		world->model.sessions)
 		control->id = world->model.sessions->handle;
+	if (control->kind == SRV_CONTROL_PREFIX || control->kind == SRV_CONTROL_PREFIX_DELETE)
+		control->id = world->prefix_id;
 	control->sequence_id = sim_between(&world->rng, 1, 4);
 	control->sort = sim_chance(&world->rng, 500)
 		? SRV_SORT_NONE

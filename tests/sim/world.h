@@ -85,6 +85,7 @@ struct sim_world {
 	struct sim_turn_counts counts;
 	struct sim_maxima maxima;
 	struct sim_asked *asked; /* [SIM_CONTROLS]; NULL: no control requests */
+	uint64_t prefix_id;      /* of one that was listed; it may have gone since */
 	struct kv_pool_spec
 		*specs[SIM_POOLS_MAX + 1]; /* as the pools', but never freed; the last: the extra pool's */
 };

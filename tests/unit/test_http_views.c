@@ -341,14 +341,43 @@ START_TEST(test_http_views_tenants_and_prefixes)
 		.n_published = 9,
 		.n_evicted = 3,
 		.n_expired = 2,
+		.n_removed = 1,
 		.n_hits = 5,
 		.n_misses = 6,
 		.n_tokens_matched = 80 };
+	control->n_prefixes = 2;
+	control->rows.prefixes[0] = (struct srv_prefix_row){ .prefix = { .id = 0x700000009,
+								     .tenant = 7,
+								     .adapter = "lora",
+								     .adapter_bytes = 4,
+								     .has_salt = true,
+								     .n_tokens = 32,
+								     .n_blocks = 4,
+								     .n_holders = 1,
+								     .stored_bytes = 64,
+								     .n_hits = 3,
+								     .expires_ns = 1 },
+		.pool = "smol",
+		.age_ms = 11,
+		.ttl_left_ms = 12 };
+	memset(control->rows.prefixes[1].prefix.adapter, 'x', KV_PREFIX_TEXT_BYTES_MAX);
+	control->rows.prefixes[1].prefix.tenant = UINT64_MAX;
+	control->cursor_next = 10;
 	srv_view_prefixes(control, &text);
-	assert_json("{\"pools\":[{\"name\":\"smol\",\"n_nodes\":4,\"n_blocks\":4,\"n_idle_blocks\":3,"
-		    "\"cached_bytes\":6,"
-		    "\"n_published\":9,\"n_evicted\":3,\"n_expired\":2,\"n_hits\":5,\"n_misses\":6,\"n_"
-		    "tokens_matched\":80}]}");
+	assert_json(
+		"{\"pools\":[{\"name\":\"smol\",\"n_nodes\":4,\"n_blocks\":4,\"n_idle_blocks\":3,"
+		"\"cached_bytes\":6,"
+		"\"n_published\":9,\"n_evicted\":3,\"n_expired\":2,\"n_removed\":1,\"n_hits\":5,\"n_misses\":"
+		"6,\"n_"
+		"tokens_matched\":80}],\"prefixes\":[{\"id\":\"0000000700000009\",\"pool\":\"smol\","
+		"\"tenant\":"
+		"\"7\",\"adapter\":\"lora\",\"has_salt\":true,\"n_tokens\":32,\"n_blocks\":4,\"stored_"
+		"bytes\":"
+		"64,\"n_holders\":1,\"n_hits\":3,\"age_ms\":11,\"ttl_left_ms\":12},{\"id\":"
+		"\"0000000000000000\",\"pool\":\"\",\"tenant\":\"tcp\",\"adapter\":"
+		"\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\",\"has_salt\":false,"
+		"\"n_tokens\":0,\"n_blocks\":0,\"stored_bytes\":0,\"n_holders\":0,\"n_hits\":0,\"age_ms\":0,"
+		"\"ttl_left_ms\":null}],\"cursor_next\":\"10\"}");
 }
 END_TEST
 
@@ -356,7 +385,7 @@ END_TEST
 START_TEST(test_http_views_sorted_cursor)
 {
 	control->has_cursor_key_next = true;
-	control->cursor_key_next = (struct srv_session_key){ .key = UINT64_MAX, .slot_idx = 7 };
+	control->cursor_key_next = (struct srv_sort_key){ .key = UINT64_MAX, .slot_idx = 7 };
 	srv_view_sessions(control, &text);
 	assert_json("{\"sessions\":[],\"cursor_next\":\"18446744073709551615.7\"}");
 }

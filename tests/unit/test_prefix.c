@@ -369,6 +369,129 @@ START_TEST(test_prefix_report)
 }
 END_TEST
 
+/* Every prefix that a page finds, over all pages, with n_looks nodes at a time. */
+static uint32_t list(struct rig *rig, struct kv_prefix_row rows[8], uint32_t n_looks_each)
+{
+	uint32_t node_idx = 0, n = 0, n_pages = 0;
+
+	for (uint32_t n_looks = n_looks_each; n_pages < 100; n_looks = n_looks_each, n_pages++) {
+		while (n < 8 && kv_prefix_next(rig->pool, &node_idx, &n_looks, &rows[n]))
+			n++;
+		if (n_looks > 0)
+			break;
+	}
+	return n;
+}
+
+static uint32_t n_removed_by(struct rig *rig, uint64_t id, uint32_t n_each)
+{
+	const uint64_t before = kv_prefix_counts(rig->pool).n_removed;
+	enum kv_status status = KV_BUSY_RETRY;
+
+	for (uint32_t i = 0; i < 100 && status == KV_BUSY_RETRY; i++) {
+		status = kv_prefix_remove(rig->test.domain, &id, n_each);
+		kv_test_audit(rig->test.domain, NULL, 0);
+	}
+	kv_assert_ok(status);
+	return (uint32_t)(kv_prefix_counts(rig->pool).n_removed - before);
+}
+
+/* Listed is where a PUBLISH ended or nothing goes on; hits count for all that was found on the way. */
+START_TEST(test_prefix_list)
+{
+	struct kv_prefix_row rows[8];
+	struct rig rig;
+	struct kv_prefix_key key = key_of(64, 160, 0);
+	struct kv_pool *pool;
+
+	rig_init(&rig, "name=p,layers=4,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=40",
+		RIG_GROUPS);
+	ck_assert_uint_eq(list(&rig, rows, 100), 0);
+	append_now(&rig, 1, 0, 64);
+	publish(&rig, 1, &key, 500, 7);
+	key.n_tokens = 32;
+	publish(&rig, 1, &key, 0, 8);
+	key = key_of(64, 48, 1);
+	append_now(&rig, 2, 0, 64);
+	key.adapter = "lora", key.adapter_bytes = 4;
+	key.salt = "s", key.salt_bytes = 1;
+	publish(&rig, 2, &key, 0, 9);
+	key = key_of(64, 160, 0);
+	ck_assert_uint_eq(match(&rig, 3, &key, 10), 64);
+	key.n_tokens = 40;
+	ck_assert_uint_eq(match(&rig, 0, &key, 10), 32);
+	for (uint32_t n_looks = 1; n_looks < 20; n_looks += 6)
+		ck_assert_uint_eq(list(&rig, rows, n_looks), 3);
+	ck_assert_uint_eq(rows[0].n_tokens, 32);
+	ck_assert_uint_eq(rows[0].n_hits, 2);
+	ck_assert_uint_eq(rows[0].expires_ns, 0);
+	ck_assert_uint_eq(rows[0].n_holders, 2);
+	ck_assert_uint_eq(rows[0].published_ns, 7 * KV_NS_PER_MS);
+	ck_assert_uint_eq(rows[1].n_tokens, 64);
+	ck_assert_uint_eq(rows[1].n_blocks, 4 * rig.pool->spec->n_groups);
+	ck_assert_uint_eq(rows[1].n_hits, 1);
+	ck_assert_uint_eq(rows[1].expires_ns, 507 * KV_NS_PER_MS);
+	ck_assert_uint_eq(rows[2].n_holders, 1);
+	ck_assert_uint_eq(rows[2].adapter_bytes, 4);
+	ck_assert_mem_eq(rows[2].adapter, "lora", 4);
+	ck_assert(rows[2].has_salt && !rows[1].has_salt);
+	kv_assert_ok(kv_prefix_find(rig.test.domain, rows[1].id, &pool, &rows[7]));
+	ck_assert_uint_eq(rows[7].n_tokens, 64);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* With what goes on behind it, and what nobody else has before it; sequences keep their rows; an id that was
+ * used is nobody's. */
+START_TEST(test_prefix_remove)
+{
+	for (uint32_t n_each = 1; n_each <= 9; n_each += 4) {
+		struct kv_prefix_row rows[8], fresh[8], row;
+		struct rig rig;
+		struct kv_prefix_key key = key_of(64, 160, 0);
+		struct kv_pool *pool;
+
+		rig_init(&rig,
+			"name=p,layers=4,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,"
+			"blocks=40",
+			RIG_GROUPS);
+		/* 4 blocks; 2 of them and 2 others; nothing of them and 3. */
+		append_now(&rig, 1, 0, 64);
+		publish(&rig, 1, &key, 0, 1);
+		ck_assert_uint_eq(
+			match(&rig, 2, &(struct kv_prefix_key){ .tokens = tokens, .n_tokens = 32 }, 1), 32);
+		append_now(&rig, 2, 32, 32);
+		key = key_of(64, 32, 1);
+		publish(&rig, 2, &key, 0, 2);
+		append_now(&rig, 3, 0, 48);
+		key = key_of(48, 0, 2);
+		publish(&rig, 3, &key, 0, 3);
+		ck_assert_uint_eq(list(&rig, rows, 100), 3);
+		ck_assert_uint_eq(n_removed_by(&rig, rows[2].id, n_each), 3);
+		ck_assert_uint_eq(n_removed_by(&rig, rows[0].id, n_each), 2);
+		ck_assert_uint_eq(match(&rig, 0, &key, 4), 0);
+		key = key_of(64, 160, 0);
+		ck_assert_uint_eq(match(&rig, 0, &key, 4), 32);
+		for (uint32_t i = 0; i < 3; i += 2) {
+			uint64_t id = rows[i].id;
+
+			kv_assert_status(kv_prefix_remove(rig.test.domain, &id, 9), KV_NOT_FOUND);
+			kv_assert_status(kv_prefix_find(rig.test.domain, id, &pool, &row), KV_NOT_FOUND);
+		}
+		/* Where nothing is published any more, all of it can be again, under another id. */
+		ck_assert_uint_eq(n_removed_by(&rig, rows[1].id, n_each), 4);
+		ck_assert_uint_eq(kv_prefix_counts(rig.pool).n_nodes, 0);
+		ck_assert_uint_eq(publish(&rig, 1, &key, 0, 5).n_blocks_new, 4);
+		ck_assert_uint_eq(list(&rig, fresh, 100), 1);
+		for (uint32_t i = 0; i < 3; i++)
+			ck_assert_uint_ne(fresh[0].id, rows[i].id);
+		append_now(&rig, 1, 64, 3);
+		append_now(&rig, 2, 64, 3);
+		rig_finish(&rig);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("prefix");
@@ -384,6 +507,8 @@ int main(void)
 	tcase_add_test(tcase, test_prefix_watermarks);
 	tcase_add_test(tcase, test_prefix_eviction_is_bounded);
 	tcase_add_test(tcase, test_prefix_report);
+	tcase_add_test(tcase, test_prefix_list);
+	tcase_add_test(tcase, test_prefix_remove);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
 }

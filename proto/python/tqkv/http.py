@@ -48,11 +48,12 @@ class Control:
             raise _problem(method, path, reply.status, answer)
         return answer
 
-    def _pages(self, path, name):
+    def _pages(self, path, name, sort=None, limit=256):
         """All rows of a list that comes in pages."""
+        order = f"&sort={urllib.parse.quote(sort)}" if sort else ""
         rows, cursor = [], ""
         while True:
-            page = self.request("GET", f"{path}?limit=256{cursor}")
+            page = self.request("GET", f"{path}?limit={limit}{order}{cursor}")
             rows += page[name]
             if page.get("cursor_next") is None:
                 return page, rows
@@ -96,6 +97,14 @@ class Control:
         """{"session": .., "sequences": [..]} of one session; its id is that of sessions()."""
         page, rows = self._pages("/v1/sessions/" + urllib.parse.quote(str(session_id), safe=""), "sequences")
         return {"session": page["session"], "sequences": rows}
+
+    def prefixes(self, sort=None, limit=256):
+        """Published prefixes one by one, in the order of `sort` (age, tokens, bytes, hits), by pages of `limit`."""
+        return self._pages("/v1/prefixes", "prefixes", sort, limit)[1]
+
+    def delete_prefix(self, prefix_id):
+        """Takes out a prefix of prefixes(), with all that go on behind it."""
+        self.request("DELETE", "/v1/prefixes/" + urllib.parse.quote(str(prefix_id), safe=""))
 
     def connections(self):
         return self._pages("/v1/connections", "connections")[1]
