@@ -1,0 +1,48 @@
+"""Programs over libtqkv against the daemon, on every backend: client tables, and the exact recent window."""
+
+import os
+import subprocess
+import unittest
+
+from daemon import BUILD, PATIENCE_S, Daemon
+
+FAKE_GPU = "tests/gpu/tqkvd_fake_gpu"
+TABLES = "name=tables,layers=2,q_heads=6,kv_heads=2,k_head_dim=48,v_head_dim=32,k=f32,v=f32,block_size=16,blocks=32"
+WINDOW = "layers=2,q_heads=4,kv_heads=2,head_dim=64,block_size=16,blocks=128,exact_tokens=48,exact_blocks=16"
+# What is rounded: float64 sums; 16-bit tables; float32 sums of one kernel, float16 tables of another.
+RUNS = [("tables", TABLES, {"cpu-scalar": 1e-5, "cpu": 1e-5, "cuda": 2e-5}),
+        ("exact", f"name=tq3,{WINDOW},k=tq3,v=tq3", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 2e-5}),
+        ("exact", f"name=tq4,{WINDOW},k=tq4,v=tq4", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 2e-3}),
+        ("exact", f"name=mixed,{WINDOW},k=tqp3,v=v4", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 2e-5})]
+
+
+class ClientPrograms(unittest.TestCase):
+    def run_on(self, backend, *rounds, program="server/tqkvd"):
+        pools = [part for _, pool, _ in RUNS for part in ("--pool", pool)]
+        with Daemon("--backend", backend, *pools, program=program) as daemon:
+            for name, pool, bounds in RUNS:
+                seed = int.from_bytes(os.urandom(4), "little")
+                words = [BUILD / f"tests/client_{name}", daemon.addr, pool.split(",")[0].removeprefix("name="),
+                         str(bounds[backend]), str(seed), *rounds]
+                done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+                self.assertEqual(done.returncode, 0, f"{pool} on {backend}: {done.stdout}{done.stderr}")
+            blocks = daemon.get("/v1/occupancy")["totals"]["blocks"]
+            self.assertEqual(blocks["free"], blocks["total"])
+            self.assertEqual(daemon.stop(), 0)
+
+    def test_scalar(self):
+        """What was sent comes back, and attention is that over it."""
+        self.run_on("cpu-scalar")
+
+    def test_fast(self):
+        """The same within the bounds of the fast backend."""
+        self.run_on("cpu")
+
+    @unittest.skipUnless((BUILD / FAKE_GPU).exists(), "built with sanitizers, or without a C++ compiler")
+    def test_fake_gpu(self):
+        """The same on the CUDA backend, with its kernels on fibers."""
+        self.run_on("cuda", "10", program=FAKE_GPU)
+
+
+if __name__ == "__main__":
+    unittest.main()
