@@ -89,8 +89,6 @@ struct kv_fast_query {
 struct kv_fast_rows {
 	const uint8_t *rows[KV_FAST_BLOCK_TOKENS];
 	uint32_t n_rows;
-	uint32_t ahead_bytes,
-		ahead_end_bytes; /* what follows a row by so many bytes is asked for; 0, 0: nothing */
 };
 
 struct kv_fast_kernels {

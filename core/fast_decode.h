@@ -3,11 +3,11 @@
  * three steps, one after the other: queries are prepared, spans of tokens are attended to, spans are put
  * together.
  *
- * Tokens are taken in pieces of KV_FAST_PIECE_TOKENS at multiples of it, each with a maximum of its own that
- * joins the running one; a span is a run of pieces, as long as makes at most KV_FAST_SPANS_MAX of them. So
- * what is computed, and in which order, follows from the item alone: the same bits in any company and with
- * any number of threads. Where the exact window begins within a piece, the piece ends there and another one
- * begins.
+ * Tokens are divided into pieces of KV_FAST_PIECE_TOKENS at multiples of it; a span is a run of pieces, as
+ * long as makes at most KV_FAST_SPANS_MAX of them, and is gone through in steps of KV_FAST_STEP_TOKENS at
+ * multiples of it, each with a maximum of its own that joins the running one. So what is computed, and in
+ * which order, follows from the item alone: the same bits in any company and with any number of threads.
+ * Where the exact window begins within a step, the step ends there and another one begins.
  *
  * The tasks of one step may run in any order and on any threads, each with a scratch of its own.
  */
@@ -18,15 +18,34 @@
 #include "core/fast.h"
 
 #define KV_FAST_PIECE_TOKENS 512u
+#define KV_FAST_STEP_TOKENS  128u
 #define KV_FAST_SPANS_MAX    64u
+#define KV_FAST_SEATS_MAX    128u /* queries that go through a span together */
 
 enum kv_fast_step { KV_FAST_PREPARE, KV_FAST_SPANS, KV_FAST_MERGE, KV_FAST_STEPS };
 
 struct kv_fast_pool;
+struct kv_fast_partial;
+
+/* A query on its way through a span. */
+struct kv_fast_seat {
+	struct kv_attention_range tokens;
+	float offset, slope;
+	struct kv_fast_partial *partial; /* NULL: only fills a call up */
+};
+
+/* What the kernels take of all seats, of rows of one kind. */
+struct kv_fast_seat_rows {
+	struct kv_fast_query queries[KV_FAST_SEATS_MAX];
+	float *sums[KV_FAST_SEATS_MAX];
+};
 
 /* One per thread; no initial state. */
 struct kv_fast_scratch {
-	float logits[KV_FAST_QUERIES_MAX][KV_FAST_PIECE_TOKENS];
+	float logits[KV_FAST_SEATS_MAX][KV_FAST_STEP_TOKENS];
+	struct kv_fast_seat seats[KV_FAST_SEATS_MAX];
+	struct kv_fast_seat_rows paged, ring; /* ring: of items with an exact window */
+	float *zeros[KV_FAST_SEATS_MAX];
 	float unused[KV_FAST_SLOTS_MAX]; /* sums of queries that only fill a call up */
 	float unused_zeros[KV_FAST_PARTS_MAX];
 	double prepared[KV_PREPARED_DIM_MAX], work[KV_PREPARED_DIM_MAX];

@@ -1,6 +1,6 @@
 /*
  * Fast decodes from inside: memory of a pool and of its wave. Only core/fast_wave.c, which fills waves, and
- * core/fast_decode.c, which works on them, include it.
+ * core/fast_decode.c and core/fast_span.c, which work on them, include it.
  */
 #ifndef CORE_FAST_INTERNAL_H
 #define CORE_FAST_INTERNAL_H
@@ -21,7 +21,7 @@ struct kv_fast_item {
 	struct kv_attention_range tokens; /* of all its rows together */
 	uint32_t n_pieces[2];             /* of [0, first_hi) and of [lo, hi) */
 	uint32_t n_spans, span_pieces;
-	uint64_t task_first;               /* of its spans */
+	uint64_t task_first, n_tasks;      /* of the step of spans */
 	uint64_t prepared_at, partials_at; /* bytes in the workspace */
 };
 
@@ -87,31 +87,70 @@ static inline uint64_t kv_fast_partial_bytes(
 	return kv_fast_partial_exact_at(layer) + kv_round_up_u64(pool->exact_v.n_slots * sizeof(float), 64);
 }
 
-/* Queries of one item are numbered (KV head, row, query head of the KV head). */
-static inline struct kv_fast_prepared *kv_fast_prepared_of(struct kv_fast_pool *pool,
-	const struct kv_fast_item *item, const struct kv_fast_layer *layer, uint64_t query_idx)
-{
-	return (struct kv_fast_prepared *)(void *)(pool->workspace + item->prepared_at +
-		query_idx * kv_fast_prepared_bytes(pool, layer));
-}
-
 static inline float *kv_fast_exact_numbers(
 	struct kv_fast_prepared *prepared, const struct kv_fast_layer *layer)
 {
 	return (float *)(void *)((uint8_t *)prepared + kv_fast_prepared_exact_at(layer));
 }
 
-static inline struct kv_fast_partial *kv_fast_partial_of(struct kv_fast_pool *pool,
-	const struct kv_fast_item *item, const struct kv_fast_layer *layer, uint64_t n_queries, uint32_t span,
-	uint64_t query_idx)
-{
-	return (struct kv_fast_partial *)(void *)(pool->workspace + item->partials_at +
-		(span * n_queries + query_idx) * kv_fast_partial_bytes(pool, layer));
-}
-
 static inline float *kv_fast_exact_sums(struct kv_fast_partial *partial, const struct kv_fast_layer *layer)
 {
 	return (float *)(void *)((uint8_t *)partial + kv_fast_partial_exact_at(layer));
+}
+
+/* ---- one item on its way ---- */
+
+struct kv_fast_task {
+	struct kv_fast_pool *pool;
+	const struct kv_fast_item *item;
+	const struct kv_decode_op *op;
+	const struct kv_fast_layer *layer;
+	struct kv_attention_input input; /* of KV head `head` */
+	uint32_t exact_lo;               /* from here on tokens are in ring blocks; UINT32_MAX: none is */
+	uint32_t head;
+	uint32_t n_group;   /* query heads of a KV head */
+	uint32_t n_queries; /* of a KV head, all rows of the item: (row, query head of the KV head) */
+};
+
+static inline bool kv_fast_has_exact(const struct kv_fast_task *task)
+{
+	return task->exact_lo != UINT32_MAX;
+}
+
+/* Query `query` of a KV head: its row in the op, its head, and its place among all rows and heads. */
+static inline uint32_t kv_fast_row_of(const struct kv_fast_task *task, uint32_t query)
+{
+	return task->item->row_first + query / task->n_group;
+}
+
+static inline uint32_t kv_fast_q_head_of(const struct kv_fast_task *task, uint32_t head, uint32_t query)
+{
+	return head * task->n_group + query % task->n_group;
+}
+
+static inline uint64_t kv_fast_place_of(const struct kv_fast_task *task, uint32_t query)
+{
+	return (uint64_t)kv_fast_row_of(task, query) * task->pool->pages->spec->q_heads +
+		kv_fast_q_head_of(task, task->head, query);
+}
+
+static inline struct kv_fast_prepared *kv_fast_prepared_of(
+	const struct kv_fast_task *task, uint32_t head, uint32_t query)
+{
+	const uint64_t at = (uint64_t)head * task->n_queries + query;
+
+	return (struct kv_fast_prepared *)(void *)(task->pool->workspace + task->item->prepared_at +
+		at * kv_fast_prepared_bytes(task->pool, task->layer));
+}
+
+static inline struct kv_fast_partial *kv_fast_partial_of(
+	const struct kv_fast_task *task, uint32_t span, uint32_t head, uint32_t query)
+{
+	const uint64_t kv_heads = task->pool->pages->spec->kv_heads;
+	const uint64_t at = (span * kv_heads + head) * task->n_queries + query;
+
+	return (struct kv_fast_partial *)(void *)(task->pool->workspace + task->item->partials_at +
+		at * kv_fast_partial_bytes(task->pool, task->layer));
 }
 
 static inline uint32_t kv_fast_min(uint32_t a, uint32_t b)
@@ -136,5 +175,8 @@ static inline struct kv_attention_range kv_fast_range_of(
 	return kv_attention_range(op->n_tokens_seen, op->q_len, row, op->window,
 		pool->pages->spec->layers[op->layer].sink_tokens);
 }
+
+/* core/fast_span.c: all KV heads of one span, each query's result into its partial. task->head is 0. */
+void kv_fast_attend(const struct kv_fast_task *task, uint32_t span, struct kv_fast_scratch *scratch);
 
 #endif

@@ -29,12 +29,6 @@ void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor);
 
 /* ---- rows ---- */
 
-INLINE void ask_for(const struct kv_fast_rows *rows, uint32_t row)
-{
-	for (uint32_t o = rows->ahead_bytes; o < rows->ahead_end_bytes; o += 64)
-		_mm_prefetch((const char *)rows->rows[row] + o, _MM_HINT_T0);
-}
-
 INLINE f_vector numbers_of(const uint8_t *numbers, uint32_t i, const enum kv_dtype number)
 {
 	if (number == KV_DTYPE_F32)

@@ -236,8 +236,6 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 	float scaled[KV_FAST_QUERIES_MAX * TOKENS];
 	struct fields fields;
 
-	for (uint32_t row = 0; row < rows->n_rows; row++)
-		ask_for(rows, row);
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];
 

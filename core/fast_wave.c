@@ -10,6 +10,7 @@
 
 #define WORKSPACE_BYTES (16u << 20)
 #define CHUNK_TASKS     8u /* of preparing and merging: some 10 us */
+#define CHUNK_SPANS     4u
 
 /* ---- pools ---- */
 
@@ -126,9 +127,10 @@ static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, u
 		.is_scalar = !layer->is_fast,
 		.task_first = pool->n_span_tasks };
 	if (item->is_scalar) {
-		item->n_spans = 1;
+		item->n_tasks = pool->pages->spec->kv_heads;
 	} else {
 		lay_out(pool, op, item);
+		item->n_tasks = item->n_spans;
 
 		const uint64_t row_bytes = q_heads *
 			(kv_fast_prepared_bytes(pool, layer) +
@@ -140,12 +142,13 @@ static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, u
 		if (n_fit < item->n_rows) {
 			item->n_rows = (uint32_t)n_fit;
 			lay_out(pool, op, item);
+			item->n_tasks = item->n_spans;
 		}
 		item->prepared_at = *n_bytes;
 		item->partials_at = *n_bytes + item->n_rows * q_heads * kv_fast_prepared_bytes(pool, layer);
 		*n_bytes += item->n_rows * row_bytes;
 	}
-	pool->n_span_tasks += (uint64_t)item->n_spans * pool->pages->spec->kv_heads;
+	pool->n_span_tasks += item->n_tasks;
 	pool->n_items++;
 	pool->row_next += item->n_rows;
 	return true;
@@ -175,7 +178,10 @@ uint64_t kv_fast_n_tasks(const struct kv_fast_pool *pool, enum kv_fast_step step
 {
 	const uint64_t kv_heads = pool->pages->spec->kv_heads;
 
-	/* All heads of a span together: a row's neighbours are in the same lines and pages of memory. */
-	*chunk = step == KV_FAST_SPANS ? kv_heads : CHUNK_TASKS;
+	/* Spans one after the other, where there are many: what follows is asked for while one is worked on.
+	 */
+	*chunk = step != KV_FAST_SPANS
+		? CHUNK_TASKS
+		: kv_fast_max(1, kv_fast_min(CHUNK_SPANS, (uint32_t)(pool->n_span_tasks / 128)));
 	return step == KV_FAST_SPANS ? pool->n_span_tasks : pool->n_items * kv_heads;
 }

@@ -1,0 +1,365 @@
+/*
+ * Attending to a span: its tokens in steps, the keys of all KV heads first, then softmax, then the values of
+ * all KV heads. The heads' rows of a token stand side by side, so memory is read once and in order, and what
+ * the next half step needs is asked for while this one is worked on.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "core/fast_decode.h"
+#include "core/fast_internal.h"
+
+#define RUN_TOKENS 16u /* lie in one block of every pool, one after the other */
+
+/* Queries [query_first, + n_queries) of KV heads [head_first, + n_heads), in seats [head][n_filled]. */
+struct pass {
+	const struct kv_fast_task *task;
+	uint32_t head_first, n_heads, query_first, n_queries;
+	uint32_t n_filled; /* n_queries, filled up to what the kernels take */
+	struct kv_fast_scratch *scratch;
+};
+
+/* Where rows are, in pages or in ring blocks, and what of a pass goes with them. */
+struct source {
+	const struct kv_fast_side *k, *v;
+	const struct kv_row_view *k_view, *v_view;
+	uint32_t k_row_bytes, v_row_bytes;
+	struct kv_fast_seat_rows *seats;
+};
+
+static struct source pages_of(const struct pass *pass)
+{
+	const struct kv_fast_task *task = pass->task;
+
+	return (struct source){ .k = &task->layer->k,
+		.v = &task->layer->v,
+		.k_view = &task->input.k,
+		.v_view = &task->input.v,
+		.k_row_bytes = task->input.k_codec->row_bytes,
+		.v_row_bytes = task->input.v_codec->row_bytes,
+		.seats = &pass->scratch->paged };
+}
+
+static struct source rings_of(const struct pass *pass)
+{
+	const struct kv_fast_task *task = pass->task;
+
+	return (struct source){ .k = &task->pool->exact_k,
+		.v = &task->pool->exact_v,
+		.k_view = &task->input.exact_k,
+		.v_view = &task->input.exact_v,
+		.k_row_bytes = task->input.exact_k_codec->row_bytes,
+		.v_row_bytes = task->input.exact_v_codec->row_bytes,
+		.seats = &pass->scratch->ring };
+}
+
+static void take_exact_seat(const struct pass *pass, uint32_t seat_idx, struct kv_fast_prepared *prepared,
+	struct kv_fast_partial *partial)
+{
+	const struct kv_fast_task *task = pass->task;
+	struct kv_fast_seat_rows *ring = &pass->scratch->ring;
+	const bool is_query = pass->scratch->seats[seat_idx].partial != NULL;
+
+	ring->queries[seat_idx] =
+		(struct kv_fast_query){ .numbers = kv_fast_exact_numbers(prepared, task->layer),
+			.units = &prepared->exact_unit,
+			.sums = &prepared->exact_sum };
+	ring->sums[seat_idx] = is_query ? kv_fast_exact_sums(partial, task->layer) : pass->scratch->unused;
+	if (is_query)
+		memset(ring->sums[seat_idx], 0, task->pool->exact_v.n_slots * sizeof(float));
+}
+
+static void take_seat(const struct pass *pass, uint32_t span, uint32_t head, uint32_t n)
+{
+	const struct kv_fast_task *task = pass->task;
+	const struct kv_layer_spec *spec = &task->pool->pages->spec->layers[task->op->layer];
+	const bool is_query = n < pass->n_queries;
+	const uint32_t seat_idx = head * pass->n_filled + n;
+	const uint32_t query = pass->query_first + (is_query ? n : pass->n_queries - 1);
+	struct kv_fast_prepared *prepared = kv_fast_prepared_of(task, pass->head_first + head, query);
+	struct kv_fast_partial *partial = kv_fast_partial_of(task, span, pass->head_first + head, query);
+	struct kv_fast_scratch *scratch = pass->scratch;
+
+	scratch->paged.queries[seat_idx] =
+		(struct kv_fast_query){ .codes = (const int16_t *)(const void *)(prepared + 1),
+			.numbers = (const float *)(const void *)(prepared + 1),
+			.units = prepared->units,
+			.sums = prepared->sums };
+	scratch->seats[seat_idx] = (struct kv_fast_seat){
+		.tokens = kv_fast_range_of(task->pool, task->op, kv_fast_row_of(task, query)),
+		.offset = prepared->offset,
+		.slope = spec->alibi ? spec->alibi[kv_fast_q_head_of(task, pass->head_first + head, query)]
+				     : 0,
+		.partial = is_query ? partial : NULL,
+	};
+	scratch->paged.sums[seat_idx] = is_query ? (float *)(void *)(partial + 1) : scratch->unused;
+	scratch->zeros[seat_idx] = is_query ? partial->zeros : scratch->unused_zeros;
+	if (is_query) {
+		memset(partial, 0, sizeof(*partial) + task->layer->v.n_slots * sizeof(float));
+		partial->max = -INFINITY;
+	}
+	if (kv_fast_has_exact(task))
+		take_exact_seat(pass, seat_idx, prepared, partial);
+}
+
+/*
+ * Rows of tokens [max(lo, first), end), end at most KV_FAST_BLOCK_TOKENS behind first, a multiple of it.
+ * Places of other tokens, whose blocks may be gone and whose rows may be anything, hold the row of one that
+ * is there.
+ */
+static void find_rows(const struct kv_row_view *view, uint32_t head, uint32_t row_bytes, uint32_t first,
+	uint32_t lo, uint32_t end, struct kv_fast_rows *rows)
+{
+	const uint64_t offset = (uint64_t)head * row_bytes;
+	const uint8_t *some = kv_row_view_at(view, kv_fast_max(lo, first)) + offset;
+
+	for (uint32_t n = 0; n < KV_FAST_BLOCK_TOKENS; n += RUN_TOKENS) {
+		const uint32_t t = first + n;
+		const bool is_there = t < end && t + RUN_TOKENS > lo;
+		const uint8_t *row = is_there ? kv_row_view_at(view, t) + offset : some;
+
+		for (uint32_t i = 0; i < RUN_TOKENS; i++)
+			rows->rows[n + i] =
+				is_there && t + i >= lo && t + i < end ? row + i * view->token_bytes : some;
+	}
+	rows->n_rows = end - first;
+}
+
+static void next_head(struct kv_fast_rows *rows, uint32_t row_bytes)
+{
+	for (uint32_t i = 0; i < KV_FAST_BLOCK_TOKENS; i++)
+		rows->rows[i] += row_bytes;
+}
+
+/* Asks for the part of head `head` of n_heads of all rows of the block at `first`, as far as there are any.
+ */
+static void ask_for_rows(const struct kv_row_view *view, uint32_t row_bytes, uint32_t head, uint32_t first,
+	uint32_t lo, uint32_t end)
+{
+	for (uint32_t t = first; t < first + KV_FAST_BLOCK_TOKENS; t += RUN_TOKENS) {
+		if (t < lo || t >= end)
+			continue;
+
+		const uint8_t *from = kv_row_view_at(view, t) + (uint64_t)head * RUN_TOKENS * row_bytes;
+
+		for (uint32_t at = 0; at < RUN_TOKENS * row_bytes; at += 64)
+			__builtin_prefetch(from + at, 0, 2);
+	}
+}
+
+/* Tokens of a step: [lo, hi) of a range of the same source that ends at `end`; begin is lo, down to a
+ * multiple of the block. */
+struct step {
+	uint32_t begin, lo, hi, end;
+	const struct source *source;
+};
+
+static uint32_t n_of(const struct step *step)
+{
+	return (uint32_t)kv_round_up_u64(step->hi - step->begin, KV_FAST_BLOCK_TOKENS);
+}
+
+static void score_step(const struct pass *pass, const struct step *step)
+{
+	const struct kv_fast_task *task = pass->task;
+	const struct source *source = step->source;
+	struct kv_fast_rows rows;
+
+	for (uint32_t first = step->begin; first < step->hi; first += KV_FAST_BLOCK_TOKENS) {
+		find_rows(source->k_view, pass->head_first, source->k_row_bytes, first, step->lo,
+			kv_fast_min(step->hi, first + KV_FAST_BLOCK_TOKENS), &rows);
+		for (uint32_t h = 0; h < pass->n_heads; h++) {
+			if (pass->query_first == 0)
+				ask_for_rows(source->v_view, source->v_row_bytes, pass->head_first + h, first,
+					step->lo, step->hi);
+			for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
+				const uint32_t seat = h * pass->n_filled + n;
+
+				task->pool->kernels->score(source->k, &rows, &source->seats->queries[seat],
+					kv_fast_min(pass->n_filled - n, KV_FAST_QUERIES_MAX),
+					pass->scratch->logits[seat] + (first - step->begin),
+					KV_FAST_STEP_TOKENS);
+			}
+			next_head(&rows, source->k_row_bytes);
+		}
+	}
+}
+
+/* What a query does not see, and what is not there, is at -infinity. */
+static void hide_unseen(const struct kv_fast_seat *seat, const struct step *step, float *logits)
+{
+	const struct kv_attention_range *seen = &seat->tokens;
+	const uint32_t n = n_of(step);
+
+	if (step->begin == step->lo && step->begin + n == step->hi && step->hi <= seen->hi &&
+		step->lo >= seen->lo)
+		return;
+	for (uint32_t i = 0; i < n; i++) {
+		const uint32_t t = step->begin + i;
+
+		if (t < step->lo || t >= step->hi || t >= seen->hi || (t >= seen->first_hi && t < seen->lo))
+			logits[i] = -INFINITY;
+	}
+}
+
+static void scale_sums(const struct kv_fast_kernels *kernels, float *sums, uint32_t n_slots, float factor)
+{
+	if (factor > 0)
+		kernels->scale(sums, n_slots, factor);
+	else
+		memset(sums, 0, n_slots * sizeof(*sums));
+}
+
+/* Turns logits into weights against the running maximum; false when the query sees none of these tokens. */
+static bool weigh(const struct pass *pass, const struct step *step, uint32_t seat_idx)
+{
+	const struct kv_fast_seat *seat = &pass->scratch->seats[seat_idx];
+	const struct kv_fast_side *v = &pass->task->layer->v;
+	const struct kv_fast_kernels *kernels = pass->task->pool->kernels;
+	struct kv_fast_partial *partial = seat->partial;
+	float *logits = pass->scratch->logits[seat_idx], max = -INFINITY;
+	const uint32_t n = n_of(step);
+
+	if (partial) {
+		const float softcap = pass->task->pool->pages->spec->layers[pass->task->op->layer].softcap;
+
+		if (seat->offset != 0 || softcap > 0 || seat->slope != 0)
+			kernels->bend(logits, n, seat->offset, softcap, seat->slope,
+				(float)((int64_t)step->begin - (int64_t)seat->tokens.hi + 1));
+		hide_unseen(seat, step, logits);
+		max = kernels->max(logits, n);
+	}
+	if (isinf(max)) { /* below: a logit is finite */
+		memset(logits, 0, n * sizeof(*logits));
+		return false;
+	}
+	if (max > partial->max) {
+		const float shrink = isinf(partial->max) ? 0 : expf(partial->max - max);
+
+		partial->sum *= shrink;
+		for (uint32_t p = 0; p < v->n_parts; p++)
+			partial->zeros[p] *= shrink;
+		scale_sums(kernels, pass->scratch->paged.sums[seat_idx], v->n_slots, shrink);
+		if (kv_fast_has_exact(pass->task))
+			scale_sums(kernels, pass->scratch->ring.sums[seat_idx],
+				pass->task->pool->exact_v.n_slots, shrink);
+		partial->max = max;
+	}
+	partial->sum += kernels->exp_sum(logits, n, partial->max);
+	return true;
+}
+
+static void accumulate_step(const struct pass *pass, const struct step *step)
+{
+	const struct kv_fast_task *task = pass->task;
+	const struct source *source = step->source;
+	struct kv_fast_rows rows;
+
+	for (uint32_t first = step->begin; first < step->hi; first += KV_FAST_BLOCK_TOKENS) {
+		find_rows(source->v_view, pass->head_first, source->v_row_bytes, first, step->lo,
+			kv_fast_min(step->hi, first + KV_FAST_BLOCK_TOKENS), &rows);
+		for (uint32_t h = 0; h < pass->n_heads; h++) {
+			if (pass->query_first == 0)
+				ask_for_rows(source->k_view, source->k_row_bytes, pass->head_first + h,
+					first + KV_FAST_STEP_TOKENS, step->lo, step->end);
+			for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
+				const uint32_t seat = h * pass->n_filled + n;
+
+				task->pool->kernels->accumulate(source->v, &rows,
+					pass->scratch->logits[seat] + (first - step->begin),
+					KV_FAST_STEP_TOKENS,
+					kv_fast_min(pass->n_filled - n, KV_FAST_QUERIES_MAX),
+					source->seats->sums + seat, pass->scratch->zeros + seat);
+			}
+			next_head(&rows, source->v_row_bytes);
+		}
+	}
+}
+
+static void take_step(const struct pass *pass, const struct step *step)
+{
+	bool has_any = false;
+
+	score_step(pass, step);
+	for (uint32_t seat = 0; seat < pass->n_heads * pass->n_filled; seat++)
+		has_any |= weigh(pass, step, seat);
+	if (has_any)
+		accumulate_step(pass, step);
+}
+
+/* Tokens [lo, hi), within one step, of a range that ends at `end`. */
+static void take_tokens(const struct pass *pass, uint32_t lo, uint32_t hi, uint32_t end)
+{
+	const uint32_t exact_lo = pass->task->exact_lo;
+	const struct source pages = pages_of(pass);
+
+	if (lo < exact_lo) {
+		const struct step step = { .begin = lo / KV_FAST_BLOCK_TOKENS * KV_FAST_BLOCK_TOKENS,
+			.lo = lo,
+			.hi = kv_fast_min(hi, exact_lo),
+			.end = kv_fast_min(end, exact_lo),
+			.source = &pages };
+
+		take_step(pass, &step);
+	}
+	if (hi > exact_lo) {
+		const struct source rings = rings_of(pass);
+		const uint32_t first = kv_fast_max(lo, exact_lo);
+		const struct step step = { .begin = first / KV_FAST_BLOCK_TOKENS * KV_FAST_BLOCK_TOKENS,
+			.lo = first,
+			.hi = hi,
+			.end = end,
+			.source = &rings };
+
+		take_step(pass, &step);
+	}
+}
+
+/* Piece `piece` of the item: of its first tokens, or of its window. */
+static void take_piece(const struct pass *pass, uint32_t piece)
+{
+	const struct kv_fast_item *item = pass->task->item;
+	const bool is_first = piece < item->n_pieces[0];
+	const uint32_t lo = is_first ? 0 : item->tokens.lo,
+		       hi = is_first ? item->tokens.first_hi : item->tokens.hi;
+	const uint64_t at = is_first ? piece : lo / KV_FAST_PIECE_TOKENS + (piece - item->n_pieces[0]);
+
+	for (uint64_t begin = at * KV_FAST_PIECE_TOKENS;
+		begin < hi && begin < (at + 1) * KV_FAST_PIECE_TOKENS; begin += KV_FAST_STEP_TOKENS) {
+		const uint64_t stop = begin + KV_FAST_STEP_TOKENS;
+
+		if (stop > lo)
+			take_tokens(
+				pass, kv_fast_max(lo, (uint32_t)begin), stop < hi ? (uint32_t)stop : hi, hi);
+	}
+}
+
+void kv_fast_attend(const struct kv_fast_task *task, uint32_t span, struct kv_fast_scratch *scratch)
+{
+	const struct kv_fast_item *item = task->item;
+	const uint32_t kv_heads = task->pool->pages->spec->kv_heads;
+	const uint32_t first = span * item->span_pieces;
+	const uint32_t end = kv_fast_min(item->n_pieces[0] + item->n_pieces[1], first + item->span_pieces);
+	const uint32_t n_heads = kv_fast_min(kv_heads, KV_FAST_SEATS_MAX / KV_FAST_QUERIES_MAX);
+	const uint32_t n_queries = KV_FAST_SEATS_MAX / n_heads / KV_FAST_QUERIES_MAX * KV_FAST_QUERIES_MAX;
+
+	for (uint32_t head = 0; head < kv_heads; head += n_heads) {
+		for (uint32_t query = 0; query < task->n_queries; query += n_queries) {
+			struct pass pass = { .task = task,
+				.head_first = head,
+				.n_heads = kv_fast_min(kv_heads - head, n_heads),
+				.query_first = query,
+				.n_queries = kv_fast_min(task->n_queries - query, n_queries),
+				.scratch = scratch };
+
+			/* The kernels take 1, 2 or 4. */
+			pass.n_filled = pass.n_queries + (pass.n_queries % 4 == 3);
+			for (uint32_t h = 0; h < pass.n_heads; h++) {
+				for (uint32_t n = 0; n < pass.n_filled; n++)
+					take_seat(&pass, span, h, n);
+			}
+			for (uint32_t piece = first; piece < end; piece++)
+				take_piece(&pass, piece);
+		}
+	}
+}
