@@ -452,7 +452,12 @@ INLINE uint32_t code_of_slot(bool is_v, uint32_t slot)
 
 INLINE __m256i multiply_add(__m256i sum, __m256i a, __m256i b)
 {
-	return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+	__m256i product;
+
+	/* Written out, because compilers reorder sums of products until they do not fit into registers. */
+	__asm__("vpmaddwd %2, %1, %0" : "=x"(product) : "x"(a), "x"(b));
+	__asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product));
+	return sum;
 }
 
 INLINE __m256i load_words(const int16_t *from)
