@@ -216,10 +216,10 @@ struct kv_open_params {
  * EXISTS (name in use by the tenant), LIMIT (sessions; reserve_blocks above the pool; with client tables:
  * above KV_TABLES_BLOCKS_MAX, sequences, table entries), BAD_ARG (client tables without blocks), POOL_FULL;
  * BUSY_RETRY
- * when all slots are taken but closed sessions are still being taken apart. lease_ms, sequences_max and
- * tokens_max above the domain's or pool's bound are lowered to it. reserve_blocks are set aside in every
- * group; taking blocks uses the reservation up first, and what is given back later goes to everybody. err may
- * be NULL.
+ * when all slots are taken but closed sessions are still being taken apart, or some are being restored.
+ * lease_ms, sequences_max and tokens_max above the domain's or pool's bound are lowered to it. reserve_blocks
+ * are set aside in every group; taking blocks uses the reservation up first, and what is given back later
+ * goes to everybody. err may be NULL.
  */
 KV_MUST_CHECK enum kv_status kv_session_open(struct kv_domain *domain, const struct kv_open_params *params,
 	uint64_t now_ns, struct kv_session **out, struct kv_error *err);

@@ -376,12 +376,8 @@ static enum kv_status do_item(struct srv_conn *conn, struct kv_session *session,
 
 	if (conn->header.opcode == KVP_OP_FORK) {
 		*sequence_id = fork->sequence;
-		const enum kv_status status = kv_sequence_fork(
+		return kv_sequence_fork(
 			session, fork->sequence, fork->parent, fork->position, server->now_ns, length);
-
-		if (status == KV_BUSY_RETRY)
-			srv_spill_touch(server->spill, session, fork->parent);
-		return status;
 	}
 	*sequence_id = item->sequence;
 	if (conn->header.opcode == KVP_OP_SPILL || conn->header.opcode == KVP_OP_PREFETCH)
@@ -393,11 +389,18 @@ static enum kv_status do_item(struct srv_conn *conn, struct kv_session *session,
 		return kv_sequence_pin(session, item->sequence);
 	if (conn->header.opcode == KVP_OP_UNPIN)
 		return kv_sequence_unpin(session, item->sequence);
-	const enum kv_status status = kv_sequence_truncate(session, item->sequence, item->position);
+	return kv_sequence_truncate(session, item->sequence, item->position);
+}
 
-	if (status == KV_BUSY_RETRY)
-		srv_spill_touch(server->spill, session, item->sequence);
-	return status;
+/* What FORK and TRUNCATE wait for. After the answer: room for it may cost another sequence its rows. */
+static void bring_back(struct srv_conn *conn, struct kv_session *session, uint32_t i)
+{
+	struct srv_server *server = conn->server;
+
+	if (conn->header.opcode == KVP_OP_FORK)
+		srv_spill_touch(server->spill, session, server->scratch.fork_items[i].parent);
+	else if (conn->header.opcode == KVP_OP_TRUNCATE)
+		srv_spill_touch(server->spill, session, server->scratch.rows_items[i].sequence);
 }
 
 /* TRUNCATE, FREE, FORK, PIN and UNPIN: an answer per item, in a reply of the row operations' shape. */
@@ -431,6 +434,8 @@ void srv_op_items(struct srv_conn *conn, struct kv_session *session)
 			srv_reject(server, out.status);
 		}
 		kvp_rows_reply_item_encode(&out, item_at);
+		if (status == KV_BUSY_RETRY)
+			bring_back(conn, session, i);
 	}
 	kvp_rows_reply_encode(&reply, room + KVP_HEADER_BYTES);
 	srv_reply_send(conn, srv_reply_header(conn, room, KV_OK, KVP_BYTES(rows_reply), n, 0));

@@ -372,7 +372,8 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 	/* Its end is an event, and a lost device gets none: neither must make us spin. */
 	if (!server->probe.is_running && !server->is_lost)
 		wait_ns = until(now_ns, server->probe.next_ns, wait_ns);
-	if (server->is_draining)
+	/* A snapshot that takes longer ends with an event. */
+	if (server->is_draining && server->now_ns < server->drain_end_ns)
 		wait_ns = until(now_ns, server->drain_end_ns, wait_ns);
 	if (srv_scheduler_is_refused(server) ||
 		(server->backend_fd < 0 && srv_scheduler_in_flight(server) > 0))

@@ -1,6 +1,7 @@
 #include "tests/mutation/memory_io.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,10 +271,149 @@ static uint32_t step_one(struct mem_io *mem, struct kv_io_conn *conn, struct kv_
 	return 0;
 }
 
+/* ---- files ---- */
+
+#define DIRECTORY_FD 1000
+
+struct mem_file *mem_file_find(struct mem_io *io, const char *path)
+{
+	for (uint32_t i = 0; i < MEM_FILES; i++) {
+		if (io->files[i].path[0] && strcmp(io->files[i].path, path) == 0)
+			return &io->files[i];
+	}
+	return NULL;
+}
+
+static struct mem_file *make_file(struct mem_io *io, const char *path)
+{
+	for (uint32_t i = 0; i < MEM_FILES; i++) {
+		struct mem_file *file = &io->files[i];
+
+		if (file->path[0])
+			continue;
+		snprintf(file->path, sizeof(file->path), "%s", path);
+		return file;
+	}
+	KV_ASSERT(false);
+	return NULL;
+}
+
+struct mem_file *mem_file_put(struct mem_io *io, const char *path, const void *bytes, uint64_t n_bytes)
+{
+	struct mem_file *file = mem_file_find(io, path);
+
+	if (!file)
+		file = make_file(io, path);
+	file->bytes.n_bytes = 0;
+	mem_bytes_add(&file->bytes, bytes, n_bytes);
+	return file;
+}
+
+static void remove_file(struct mem_file *file)
+{
+	bytes_finish(&file->bytes);
+	file->path[0] = '\0';
+}
+
+static int64_t open_file(struct mem_io *mem, struct kv_io_file *op)
+{
+	struct mem_file *file = mem_file_find(mem, op->path);
+
+	if (!(op->open_flags & O_DIRECTORY) && !file && !(op->open_flags & O_CREAT))
+		return -ENOENT;
+	mem->n_files_open++;
+	if (op->open_flags & O_DIRECTORY)
+		return DIRECTORY_FD;
+	if (!file)
+		file = make_file(mem, op->path);
+	if (op->open_flags & O_TRUNC)
+		file->bytes.n_bytes = 0;
+	op->n_file_bytes = file->bytes.n_bytes;
+	return file - mem->files;
+}
+
+static int64_t move_bytes(struct mem_io *mem, const struct kv_io_file *op)
+{
+	struct mem_bytes *bytes = &mem->files[op->fd].bytes;
+	uint64_t n = op->n_bytes;
+
+	if (op->kind == KV_IO_FILE_WRITE) {
+		KV_ASSERT(op->offset <= bytes->n_bytes);
+		bytes->n_bytes = op->offset; /* nothing is written twice but from its end on */
+		mem_bytes_add(bytes, op->bytes, n);
+		return (int64_t)n;
+	}
+	if (op->offset >= bytes->n_bytes)
+		return 0;
+	if (n > bytes->n_bytes - op->offset)
+		n = bytes->n_bytes - op->offset;
+	memcpy(op->bytes, bytes->data + op->offset, (size_t)n);
+	return (int64_t)n;
+}
+
+static int64_t do_file(struct mem_io *mem, struct kv_io_file *op)
+{
+	struct mem_file *file = op->path ? mem_file_find(mem, op->path) : NULL;
+
+	switch (op->kind) {
+	case KV_IO_FILE_OPEN:
+		return open_file(mem, op);
+	case KV_IO_FILE_READ:
+	case KV_IO_FILE_WRITE:
+		return move_bytes(mem, op);
+	case KV_IO_FILE_RENAME:
+		if (!file)
+			return -ENOENT;
+		if (mem_file_find(mem, op->path_to))
+			remove_file(mem_file_find(mem, op->path_to));
+		snprintf(file->path, sizeof(file->path), "%s", op->path_to);
+		return 0;
+	case KV_IO_FILE_UNLINK:
+		if (!file)
+			return -ENOENT;
+		remove_file(file);
+		return 0;
+	case KV_IO_FILE_SYNC:
+		break;
+	}
+	return 0;
+}
+
+static void io_file_post(struct kv_io *io, struct kv_io_file *file)
+{
+	struct mem_io *mem = mem_of(io);
+
+	KV_ASSERT(mem->n_posted < KV_IO_FILES_MAX);
+	mem->posted[mem->n_posted++] = file;
+}
+
+static void io_file_close(struct kv_io *io, int fd)
+{
+	struct mem_io *mem = mem_of(io);
+
+	KV_ASSERT(mem->n_files_open > 0 && (fd == DIRECTORY_FD || fd < (int)MEM_FILES));
+	mem->n_files_open--;
+}
+
+static uint32_t step_files(struct mem_io *mem, struct kv_io_event *events, uint32_t n_max)
+{
+	uint32_t n = 0;
+
+	for (; n < mem->n_posted && n < n_max; n++) {
+		mem->posted[n]->result = do_file(mem, mem->posted[n]);
+		memset(&events[n], 0, sizeof(events[n]));
+		events[n].kind = KV_IO_FILE;
+		events[n].file = mem->posted[n];
+	}
+	mem->n_posted -= n;
+	memmove(mem->posted, mem->posted + n, mem->n_posted * sizeof(mem->posted[0]));
+	return n;
+}
+
 static int io_wait(struct kv_io *io, int64_t timeout_ns, struct kv_io_event events[], uint32_t n_events_max)
 {
 	struct mem_io *mem = mem_of(io);
-	uint32_t n = 0;
+	uint32_t n = step_files(mem, events, n_events_max);
 
 	(void)timeout_ns; /* time does not pass here */
 	for (uint32_t i = 0; i < MEM_CONNS && n + 2 <= n_events_max; i++)
@@ -297,6 +437,9 @@ static const struct kv_io_ops io_ops = {
 	.send = io_send,
 	.close = io_close,
 	.watch = io_watch,
+	.file_post = io_file_post,
+	.file_close = io_file_close,
+	.file_path = "memory",
 	.wait = io_wait,
 	.destroy = io_destroy,
 };
@@ -320,6 +463,8 @@ void mem_io_finish(struct mem_io *io)
 		bytes_finish(&io->conns[i].in);
 		bytes_finish(&io->conns[i].out);
 	}
+	for (uint32_t i = 0; i < MEM_FILES; i++)
+		remove_file(&io->files[i]);
 }
 
 bool mem_connect(struct mem_io *io, uint32_t conn_idx, uint32_t uid)
@@ -342,6 +487,8 @@ bool mem_connect(struct mem_io *io, uint32_t conn_idx, uint32_t uid)
 
 bool mem_io_is_quiet(const struct mem_io *io)
 {
+	if (io->n_posted > 0)
+		return false;
 	for (uint32_t i = 0; i < MEM_CONNS; i++) {
 		const struct kv_io_conn *conn = &io->conns[i];
 

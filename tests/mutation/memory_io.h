@@ -18,6 +18,7 @@
 #include "core/io.h"
 
 #define MEM_CONNS 8u
+#define MEM_FILES 4u
 
 struct mem_clock {
 	struct kv_clock base;
@@ -62,8 +63,17 @@ struct kv_io_conn {
 	uint32_t n_iov;
 };
 
+/* A file; there is one directory, and whatever is opened as one is it. */
+struct mem_file {
+	char path[512]; /* empty: there is none */
+	struct mem_bytes bytes;
+};
+
 struct mem_io {
 	struct kv_io base;
+	struct mem_file files[MEM_FILES];
+	struct kv_io_file *posted[KV_IO_FILES_MAX];
+	uint32_t n_posted, n_files_open;
 	struct mem_clock *clock;
 	struct kv_io_conn conns[MEM_CONNS];
 	uint32_t n_ahead_max, n_ahead_out;
@@ -80,6 +90,10 @@ void mem_io_finish(struct mem_io *io);
 
 /* A peer connects; false: its place is taken. uid UINT32_MAX: over TCP. */
 bool mem_connect(struct mem_io *io, uint32_t conn_idx, uint32_t uid);
+/* By path, or NULL. */
+struct mem_file *mem_file_find(struct mem_io *io, const char *path);
+/* Makes or replaces it. */
+struct mem_file *mem_file_put(struct mem_io *io, const char *path, const void *bytes, uint64_t n_bytes);
 /* Anything left for wait() to report? */
 bool mem_io_is_quiet(const struct mem_io *io);
 

@@ -193,6 +193,26 @@ static void draw_prefixes(struct sim_config *config, struct sim_rng *rng)
 	config->sequences_max = 64;
 }
 
+/* With numbers of its own: what else a seed says stays the same. */
+static void draw_snapshots(struct sim_config *config)
+{
+	struct sim_files_options *files = &config->net.files;
+	struct sim_rng rng;
+
+	sim_rng_init(&rng, config->seed, 11);
+	if (!sim_chance(&rng, 250))
+		return;
+	config->snapshot_per_mille = sim_chance(&rng, 500) ? 100 : 10;
+	if (sim_chance(&rng, 500))
+		config->lease_ms = 5000;
+	if (config->spill_per_mille > 0)
+		return;
+	files->delay_ns_max = sim_chance(&rng, 300) ? 0 : sim_below(&rng, 300000);
+	files->short_per_mille = sim_chance(&rng, 500) ? 0 : sim_below(&rng, 300);
+	files->fail_per_mille = sim_chance(&rng, 700) ? 0 : sim_below(&rng, 60);
+	files->flip_per_mille = sim_chance(&rng, 800) ? 0 : sim_below(&rng, 60);
+}
+
 struct sim_config sim_config_random(uint64_t seed)
 {
 	struct sim_config config = { .seed = seed, .audits_every_turn = true };
@@ -228,5 +248,6 @@ struct sim_config sim_config_random(uint64_t seed)
 		make_lasting(&config, &rng);
 	else if (sim_chance(&rng, 250))
 		draw_prefixes(&config, &rng);
+	draw_snapshots(&config);
 	return config;
 }

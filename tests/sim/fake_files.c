@@ -83,8 +83,20 @@ void sim_files_put(struct sim_files *files, const char *path, const uint8_t *byt
 		file = make(files, path);
 	file->n_bytes = 0;
 	grow(file, n_bytes);
+	file->n_bytes_synced = n_bytes;
 	if (n_bytes > 0)
 		memcpy(file->bytes, bytes, n_bytes);
+}
+
+void sim_files_crash(struct sim_files *files)
+{
+	for (uint32_t i = 0; i < SIM_FILES_MAX; i++) {
+		struct sim_file *file = &files->files[i];
+
+		if (file->is_used && file->n_bytes > file->n_bytes_synced)
+			file->n_bytes = file->n_bytes_synced +
+				sim_rng_next(&files->rng) % (file->n_bytes - file->n_bytes_synced + 1);
+	}
 }
 
 /* ---- posting ---- */
@@ -144,7 +156,7 @@ static int64_t do_open(struct sim_files *files, struct kv_io_file *op)
 	if (!file)
 		file = make(files, op->path);
 	if (op->open_flags & O_TRUNC)
-		file->n_bytes = 0;
+		file->n_bytes = file->n_bytes_synced = 0;
 	file->n_open++;
 	files->n_open++;
 	op->n_file_bytes = file->n_bytes;
@@ -243,6 +255,9 @@ static void do_one(struct sim_files *files, struct kv_io_file *op)
 		op->result = do_bytes(files, op);
 		return;
 	case KV_IO_FILE_SYNC:
+		if (op->fd != FD_DIRECTORY)
+			files->files[op->fd - FD_FIRST].n_bytes_synced =
+				files->files[op->fd - FD_FIRST].n_bytes;
 		op->result = 0;
 		return;
 	case KV_IO_FILE_RENAME:

@@ -24,6 +24,7 @@ struct sim_file {
 	char path[256];
 	uint8_t *bytes;
 	uint64_t n_bytes, n_bytes_max;
+	uint64_t n_bytes_synced; /* of what a crash leaves, at least */
 	bool is_used, is_unlinked;
 	uint32_t n_open;
 };
@@ -53,6 +54,8 @@ void sim_files_close(struct sim_files *files, int fd);
 /* Operations that are over now; returns how many. */
 uint32_t sim_files_collect(struct sim_files *files, struct kv_io_event events[], uint32_t n_max);
 uint64_t sim_files_next_ns(const struct sim_files *files);
+/* What was written since a file was synced is lost, from somewhere on. */
+void sim_files_crash(struct sim_files *files);
 /* By path; NULL: there is none. */
 struct sim_file *sim_files_find(struct sim_files *files, const char *path);
 /* Replaces or makes a file. */

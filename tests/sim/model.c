@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "core/domain_internal.h"
 #include "server/spill.h"
 
 /* ---- lists ---- */
@@ -178,7 +179,11 @@ struct sim_expected sim_model_open(const struct sim_model *model, const struct k
 	else if (params->has_tables && sim_model_n_objects(params->pool->domain) >= model->sequences_max)
 		expected.status = KV_LIMIT;
 	else if (model->n_open >= model->sessions_max)
-		expected.status = KV_LIMIT; /* closed sessions of the simulation are small: gone at once */
+		expected.status = KV_LIMIT;
+	/* Closed sessions of the simulation are small, and gone at once unless they were being restored. */
+	else if (model->n_open + params->pool->domain->n_staged + params->pool->domain->n_closing >=
+		model->sessions_max)
+		expected.status = KV_BUSY_RETRY;
 	for (uint32_t g = 0; g < spec->n_groups && expected.status == KV_OK; g++) {
 		const struct kv_block_counts *counts = &params->pool->blocks[g].counts;
 

@@ -92,6 +92,7 @@ struct sim_snapshot {
 	char name[65];
 	struct sim_saved_sequence *list;
 	struct sim_saved_prefix *prefixes;
+	bool is_damaged, is_unknown; /* its file; unknown: perhaps damaged, perhaps another one */
 };
 struct sim_saved {
 	struct sim_snapshot begun; /* the one that is being written */
@@ -260,14 +261,20 @@ void sim_model_captured(struct sim_model *model, const struct kv_sequence *real)
 /* A published block is taken in; all that lived when the one that was begun is written were. */
 void sim_model_captured_prefix(struct sim_model *model, const struct kv_pool *pool,
 	const struct kv_captured_prefix *prefix, uint64_t now_ns);
-void sim_model_check_captured(const struct sim_model *model);
+void sim_model_check_captured(const struct sim_model *model, struct kv_domain *domain);
 /* One of a snapshot is published again, behind the block `parent` (UINT32_MAX: none); returns the block under
  * its key then, `block` unless another one is there. */
 uint32_t sim_model_put_prefix(struct sim_model *model, const char *name, const struct kv_pool *pool,
 	const struct sim_published *told, uint64_t now_ns);
 void sim_saved_prefixes_free(struct sim_saved_prefix *list);
 /* The one that was begun is written. */
-void sim_model_saved(struct sim_model *model, const char *name);
+void sim_model_saved(struct sim_model *model, struct kv_domain *domain, const char *name);
+/* Nobody can say which one it is now. */
+void sim_model_forget_snapshot(struct sim_model *model, const char *name);
+/* By name, or NULL. */
+struct sim_snapshot *sim_model_snapshot(struct sim_model *model, const char *name);
+/* Everything in it is there now. */
+void sim_model_check_restored(struct sim_model *model, const char *name);
 /* A session of a snapshot appears. */
 void sim_model_restored(struct sim_model *model, const char *name, const struct kv_session *real);
 

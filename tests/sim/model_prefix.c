@@ -267,13 +267,22 @@ void sim_model_captured_prefix(struct sim_model *model, const struct kv_pool *po
 	model->saved.begun.prefixes = saved;
 }
 
-void sim_model_check_captured(const struct sim_model *model)
+static bool has_pool(struct kv_domain *domain, const struct kv_pool *pool)
+{
+	for (uint32_t i = 0; i < kv_domain_n_pools(domain); i++) {
+		if (kv_domain_pool_at(domain, i) == pool)
+			return true;
+	}
+	return false;
+}
+
+void sim_model_check_captured(const struct sim_model *model, struct kv_domain *domain)
 {
 	for (const struct sim_published *entry = model->published; entry; entry = entry->next) {
 		const struct sim_saved_prefix *saved = model->saved.begun.prefixes;
 
 		if (entry->expires_ns > 0 || entry->seq > model->saved.begun_seq ||
-			!is_kept(entry->pool, entry->block))
+			!has_pool(domain, entry->pool) || !is_kept(entry->pool, entry->block))
 			continue;
 		while (saved && saved->as.seq != entry->seq)
 			saved = saved->next;

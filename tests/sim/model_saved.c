@@ -100,14 +100,50 @@ static struct sim_snapshot *find(struct sim_saved *saved, const char *name)
 	return NULL;
 }
 
-void sim_model_saved(struct sim_model *model, const char *name)
+struct sim_snapshot *sim_model_snapshot(struct sim_model *model, const char *name)
 {
-	struct sim_snapshot *snapshot = find(&model->saved, name);
+	return name[0] ? find(&model->saved, name) : NULL;
+}
+
+void sim_model_check_restored(struct sim_model *model, const char *name)
+{
+	const struct sim_snapshot *snapshot = find(&model->saved, name);
+
+	SIM_CHECK(snapshot, "snapshot %s was never written", name);
+	for (const struct sim_saved_sequence *saved = snapshot->list; saved; saved = saved->next) {
+		const struct sim_session *session = model->sessions;
+
+		while (session &&
+			(!session->is_open || session->tenant != saved->tenant ||
+				strcmp(session->name, saved->name) != 0))
+			session = session->next;
+		SIM_CHECK(session, "session %s of the snapshot is not restored", saved->name);
+	}
+}
+
+static struct sim_snapshot *find_or_make(struct sim_saved *saved, const char *name)
+{
+	struct sim_snapshot *snapshot = find(saved, name);
 
 	if (!snapshot)
-		snapshot = find(&model->saved, "");
+		snapshot = find(saved, "");
 	SIM_CHECK(snapshot, "more than %u snapshots", SIM_SAVED_MAX);
-	sim_model_check_captured(model);
+	return snapshot;
+}
+
+void sim_model_forget_snapshot(struct sim_model *model, const char *name)
+{
+	struct sim_snapshot *snapshot = find_or_make(&model->saved, name);
+
+	snprintf(snapshot->name, sizeof(snapshot->name), "%s", name);
+	snapshot->is_unknown = true;
+}
+
+void sim_model_saved(struct sim_model *model, struct kv_domain *domain, const char *name)
+{
+	struct sim_snapshot *snapshot = find_or_make(&model->saved, name);
+
+	sim_model_check_captured(model, domain);
 	free_snapshot(snapshot);
 	*snapshot = model->saved.begun;
 	snprintf(snapshot->name, sizeof(snapshot->name), "%s", name);

@@ -6,6 +6,7 @@
 #include "core/capture.h"
 #include "core/domain_internal.h"
 #include "core/prefix_internal.h"
+#include "core/stage.h"
 #include "server/checkpoint.h"
 #include "tests/sim/record.h"
 #include "tests/sim/world.h"
@@ -77,4 +78,17 @@ WRAPPED(void, kv_session_commit, struct kv_domain *domain, struct kv_session *se
 		return;
 	srv_checkpoint_status(sim_world_now->server->checkpoint, &view);
 	sim_model_restored(&sim_world_now->model, view.name, session);
+}
+
+WRAPPED(enum kv_status, kv_stage_commit, struct kv_stage *stage, uint64_t now_ns, uint32_t *n_sessions,
+	struct kv_error *err)
+{
+	const enum kv_status status = __real_kv_stage_commit(stage, now_ns, n_sessions, err);
+	struct srv_checkpoint_view view;
+
+	if (status != KV_OK || !sim_world_now || !sim_world_now->server)
+		return status;
+	srv_checkpoint_status(sim_world_now->server->checkpoint, &view);
+	sim_model_check_restored(&sim_world_now->model, view.name);
+	return status;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tests/sim/client.h"
+#include "tests/sim/snapshots.h"
 
 #define SETTLE_NS (20000 * KV_NS_PER_MS)
 
@@ -28,6 +29,8 @@ static void act(struct sim_world *world)
 		sim_client_act(&world->peers[i]);
 	if (sim_chance(&world->rng, world->config.control_per_mille))
 		sim_controls_post(world, 1 + sim_below(&world->rng, SIM_CONTROLS));
+	if (sim_chance(&world->rng, world->config.snapshot_per_mille))
+		sim_snapshots_act(world);
 	sim_world_step(world, next_ns > world->clock.now_ns ? next_ns - world->clock.now_ns : 0);
 }
 
@@ -192,6 +195,9 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 		seen->n_nodes_expired += prefixes.n_expired;
 		seen->n_evicted += pool->n_evicted_sequences;
 	}
+	seen->n_saved += world->n_saved;
+	seen->n_restored += world->n_restored;
+	seen->n_refused += world->n_refused;
 	seen->n_expired += counters->sessions_expired;
 	seen->n_closed_slow += counters->connections_closed_slow;
 	seen->n_slot_waits += counters->slot_waits;
@@ -206,6 +212,20 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 #undef KEEP_LARGER
 }
 
+/* Killed in the middle of things; the next process goes on with what the snapshots have. */
+static void go_on_elsewhere(struct sim_world *world, const struct sim_config *config, struct sim_seen *seen)
+{
+	struct sim_config next = *config;
+
+	look_back(world, seen);
+	next.seed = config->seed ^ 0x517CC1B727220A95u;
+	sim_snapshots_restart(world, &next);
+	const uint64_t end = sim_where.turn + config->n_turns / 2;
+
+	while (sim_where.turn < end && !world->server->is_lost)
+		act(world);
+}
+
 void sim_run(const struct sim_config *config, struct sim_seen *seen)
 {
 	struct sim_world world;
@@ -214,6 +234,8 @@ void sim_run(const struct sim_config *config, struct sim_seen *seen)
 	sim_world_init(&world, config);
 	while (sim_where.turn < config->n_turns && !world.server->is_lost)
 		act(&world);
+	if (config->end == SIM_END_ABANDON && config->snapshot_per_mille > 0 && !world.server->is_lost)
+		go_on_elsewhere(&world, config, seen);
 	if (world.server->is_lost)
 		end_lost(&world, seen);
 	else if (config->end == SIM_END_DRAIN)

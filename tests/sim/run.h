@@ -9,6 +9,7 @@ struct sim_seen {
 	uint64_t n_turns, n_requests, n_statuses[1000];
 	struct sim_maxima maxima;
 	uint64_t n_published, n_hits, n_nodes_evicted, n_nodes_expired, n_evicted; /* prefixes; sequences */
+	uint64_t n_saved, n_restored, n_refused;                                   /* snapshots */
 	uint64_t n_lost, n_drained, n_expired, n_closed_slow, n_slot_waits;
 };
 

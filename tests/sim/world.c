@@ -8,6 +8,7 @@
 #include "server/checkpoint.h"
 #include "server/spill_internal.h"
 #include "tests/sim/peer.h"
+#include "tests/sim/snapshots.h"
 
 #define SPINS_MAX 100u
 
@@ -352,19 +353,6 @@ static void check_spin(struct sim_world *world, bool has_waited, uint64_t n_chan
 			"the server spins: %u turns without an event or a wait", world->n_spins);
 }
 
-/* A snapshot that is written holds what was taken in for it. */
-static void watch_snapshots(struct sim_world *world)
-{
-	struct srv_checkpoint_view view;
-
-	srv_checkpoint_status(world->server->checkpoint, &view);
-	if (view.n_begun == world->n_snapshots_seen || view.is_running)
-		return;
-	world->n_snapshots_seen = view.n_begun;
-	if (!view.is_restore && view.status == KV_OK)
-		sim_model_saved(&world->model, view.name);
-}
-
 void sim_world_step(struct sim_world *world, uint64_t max_wait_ns)
 {
 	const uint64_t n_changes = world->n_changes;
@@ -381,7 +369,7 @@ void sim_world_step(struct sim_world *world, uint64_t max_wait_ns)
 	sim_where.turn++;
 	sim_record_reset_turn(world);
 	srv_server_turn(world->server, wait_ns);
-	watch_snapshots(world);
+	sim_snapshots_watch(world);
 	check_spin(world, has_waited, n_changes);
 	/* A turn in which nothing happened needs no audit of its own. */
 	if ((world->config.audits_every_turn && world->n_changes != world->n_changes_checked) ||

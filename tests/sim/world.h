@@ -49,6 +49,7 @@ struct sim_config {
 	bool is_lasting; /* few sequences that become long: windows move on */
 	uint64_t host_tier_bytes, file_tier_bytes;
 	uint32_t spill_idle_ms, spill_per_mille;
+	uint32_t snapshot_per_mille; /* of actions: snapshots, restores, files that are damaged */
 	bool audits_every_turn, saves_on_drain;
 };
 
@@ -82,6 +83,7 @@ struct sim_world {
 	uint32_t n_spins;                      /* turns in a row that did not wait and found nothing to do */
 	bool in_control;                       /* the server answers a control request */
 	uint64_t drain_ns, n_snapshots_seen;
+	uint32_t n_saved, n_restored, n_refused; /* in random runs */
 	struct sim_turn_counts counts;
 	struct sim_maxima maxima;
 	struct sim_asked *asked; /* [SIM_CONTROLS]; NULL: no control requests */
