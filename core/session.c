@@ -177,10 +177,11 @@ enum kv_status kv_session_check_open(struct kv_domain *domain, const struct kv_o
 	}
 	if (has_free_slot(domain))
 		return KV_OK;
-	if (domain->n_closing + domain->n_staged > 0)
-		return kv_fail(err, KV_BUSY_RETRY,
-			"%u closed sessions are still being taken apart, %u are being restored",
-			domain->n_closing, domain->n_staged);
+	if (domain->n_closing > 0)
+		return kv_fail(err, KV_BUSY_RETRY, "%u closed sessions are still being taken apart",
+			domain->n_closing);
+	if (domain->n_staged > 0)
+		return kv_fail(err, KV_BUSY_RETRY, "%u sessions are being restored", domain->n_staged);
 	return kv_fail(err, KV_LIMIT, "%u sessions are open, which is the limit", domain->n_sessions);
 }
 
