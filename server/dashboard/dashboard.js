@@ -1,10 +1,11 @@
 // The page of GET /: reads the control API, changes nothing. No library, nothing from elsewhere.
 "use strict";
 
-const STATES = ["owned", "shared", "pinned", "exact", "draining", "reserved", "free"];
+const STATES = ["owned", "shared", "cached", "exact", "draining", "reserved", "free"];
 const MEANING = {
-  owned: "one owner", shared: "several owners", pinned: "kept by a pin", exact: "newest rows, uncompressed",
-  draining: "given back, a batch still uses them", reserved: "set aside, empty", free: "empty",
+  owned: "one sequence has it", shared: "several have it", cached: "published, nobody has it: goes first when room is short",
+  exact: "newest rows, uncompressed", draining: "given back, a batch still uses it", reserved: "promised to a session, empty",
+  free: "empty",
 };
 const KEPT_MS = 600000; // of samples
 const CELLS_MAX = 512;  // of a block map
@@ -63,7 +64,7 @@ class Denied extends Error {}
 async function get(path) {
   const headers = token ? { Authorization: "Bearer " + token } : {};
   const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
-  if (answer.status === 401 || answer.status === 403) throw new Denied((await answer.json()).detail);
+  if ([401, 403, 429].includes(answer.status)) throw new Denied((await answer.json()).detail);
   return answer;
 }
 async function getJson(path) {
@@ -131,8 +132,17 @@ function cells(blocks, n) {
   for (; left < 0; left++) parts.reduce((a, b) => (b.n > a.n ? b : a)).n--;
   return parts;
 }
-// The states of the control API are disjoint and add up to total; one that the daemon does not know is 0.
-const stateCount = (blocks, state) => blocks[state] || 0;
+// The states of the control API are disjoint and add up to total. A block that only a published prefix has is "owned" there.
+const stateCount = (blocks, state) => (state === "owned" ? blocks.owned - (blocks.idle || 0) : state === "cached" ? blocks.idle || 0 :
+  blocks[state] || 0);
+// Ring blocks of an exact window: they are what they hold.
+const asExact = (blocks) => ({ ...blocks, owned: 0, shared: 0, idle: 0, exact: blocks.owned + blocks.shared });
+// Maps of a pool: [what it is called, blocks, bytes of one].
+function mapsOf(pool) {
+  const maps = pool.groups.map((group, idx) => [pool.groups.length > 1 ? `layer group ${idx}` : "", group.blocks, group.block_bytes]);
+  if (pool.exact_window) maps.push(["exact window", asExact(pool.exact_window.blocks), pool.exact_window.block_bytes]);
+  return maps;
+}
 
 function drawMap(blocks, label) {
   const n = Math.min(CELLS_MAX, blocks.total);
@@ -157,13 +167,13 @@ function drawPools(occupancy, pools) {
     const node = el("div", { class: "pool" }, el("h3", {}, pool.name),
       el("p", { class: "facts" }, `${shape}${count(pool.memory.n_tokens)} tokens in ${bytes(pool.memory.stored_bytes)}, ` +
         `${several(pool.n_sessions, "session")}, at most ${percent(pool.blocks.used_max, pool.blocks.total)} used so far`));
-    for (const [idx, group] of pool.groups.entries()) {
-      const blocks = group.blocks, n = Math.min(CELLS_MAX, blocks.total);
-      if (pool.groups.length > 1) node.append(el("p", { class: "quiet" }, `layer group ${idx}`));
-      node.append(drawMap(blocks, pool.name));
+    for (const [name, blocks, blockBytes] of mapsOf(pool)) {
+      const n = Math.min(CELLS_MAX, blocks.total);
+      if (name) node.append(el("p", { class: "quiet" }, name));
+      node.append(drawMap(blocks, name ? `${pool.name}, ${name}` : pool.name));
       node.append(el("p", { class: "quiet" }, (blocks.total > n
         ? `A square is ${count(blocks.total / n)} blocks` : "A square is a block") +
-        ` of ${bytes(group.block_bytes)}, ordered by state.`));
+        ` of ${bytes(blockBytes)}, ordered by state.`));
     }
     return node;
   });
@@ -171,9 +181,18 @@ function drawPools(occupancy, pools) {
     nodes.push(el("p", { class: "quiet" }, "There is no pool yet. Make one with POST /v1/pools or the daemon's --pool."));
   $("pools").replaceChildren(...nodes);
   const shown = STATES.filter((state) => state === "free" || state === "owned" ||
-    occupancy.pools.some((pool) => pool.groups.some((group) => stateCount(group.blocks, state) > 0)));
+    occupancy.pools.some((pool) => mapsOf(pool).some(([, blocks]) => stateCount(blocks, state) > 0)));
   $("legend").replaceChildren(...shown.map((state) =>
     el("span", {}, el("i", { class: state }), `${state}: ${MEANING[state]}`)));
+  drawTiers(occupancy.tiers);
+}
+
+// Where idle sequences went. Nothing where the daemon has no tier.
+function drawTiers(tiers) {
+  const known = [["host memory", "host"], ["the file", "file"]].filter(([, key]) => tiers[`${key}_total_bytes`] > 0);
+  $("tiers").hidden = known.length === 0;
+  $("tiers").textContent = `Spilled: ${several(tiers.n_spilled_sequences, "sequence")}, ` + known.map(([name, key]) =>
+    `${bytes(tiers[`${key}_used_bytes`])} of ${bytes(tiers[`${key}_total_bytes`])} in ${name}`).join(", ") + ".";
 }
 
 const COLUMNS = [
@@ -315,8 +334,8 @@ function drawCharts() {
 function take(now, at_ms, occupancy) {
   const states = {};
   for (const state of STATES)
-    states[state] = occupancy.pools.reduce((sum, pool) => sum + pool.groups.reduce((n, group) =>
-      n + stateCount(group.blocks, state), 0), 0);
+    states[state] = occupancy.pools.reduce((sum, pool) => sum + mapsOf(pool).reduce((n, [, blocks]) =>
+      n + stateCount(blocks, state), 0), 0);
   const sample = { at_ms, states, total: Object.values(states).reduce((a, b) => a + b, 0),
     requests: null, rows_in: null, rows_out: null, p50: null, p99: null };
   let rates = null;
@@ -345,8 +364,9 @@ async function readHealth() {
 
 async function round() {
   try {
-    const [health, nextInfo, occupancy, pools, sessions, metricsText] = await Promise.all([
-      readHealth(), getJson("/v1/info"), getJson("/v1/occupancy"), getJson("/v1/pools"), getJson("/v1/sessions?limit=256"),
+    const nextInfo = await getJson("/v1/info"); // alone: a wrong token is one failed login, not five
+    const [health, occupancy, pools, sessions, metricsText] = await Promise.all([
+      readHealth(), getJson("/v1/occupancy"), getJson("/v1/pools"), getJson("/v1/sessions?limit=256"),
       get("/metrics").then((answer) => answer.text())]);
     const at_ms = performance.now(), now = readMetrics(metricsText);
     if (info && info.boot_id !== nextInfo.boot_id) { samples = []; before = null; } // another start: other counters
@@ -367,11 +387,18 @@ async function round() {
     before = { at_ms, metrics: now };
     $("login").hidden = true;
     $("stale").hidden = true;
+    $("content").hidden = false;
   } catch (error) {
     if (error instanceof Denied) {
-      $("login_error").textContent = token ? "This token is not accepted: " + error.message : "";
+      // Asking again with the same token would only use up the logins that may fail.
+      $("login_error").textContent = token ? "No access with this token: " + error.message : "";
+      token = "";
+      sessionStorage.removeItem("tqkv_token");
       if ($("login").hidden) { $("login").hidden = false; $("token").focus(); }
+      $("stale").hidden = true;
+      $("content").hidden = samples.length === 0;
       drawHealth("bad", "no access");
+      return;
     } else {
       $("stale").textContent = "The daemon does not answer (" + error.message + "). What is shown below is old.";
       $("stale").hidden = false;
@@ -389,9 +416,9 @@ $("pause").addEventListener("click", () => {
   isPaused = !isPaused;
   $("pause").setAttribute("aria-pressed", String(isPaused));
   $("pause").textContent = isPaused ? "Go on" : "Pause";
-  if (isPaused) clearTimeout(timer); else round();
+  if (isPaused) clearTimeout(timer); else if ($("login").hidden) round();
 });
-$("interval").addEventListener("change", schedule);
+$("interval").addEventListener("change", () => { if ($("login").hidden) schedule(); });
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
   token = $("token").value;
@@ -400,5 +427,5 @@ $("login").addEventListener("submit", (event) => {
   round();
 });
 addEventListener("resize", drawCharts);
-document.addEventListener("visibilitychange", () => { if (!document.hidden && !isPaused) round(); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !isPaused && $("login").hidden) round(); });
 round();

@@ -1,7 +1,10 @@
 """The dashboard in real Chromium: what a person sees, with a mouse or without, wide or narrow, light or dark."""
 
 import os
+import pathlib
 import shutil
+import tempfile
+import time
 import unittest
 
 import numpy as np
@@ -10,6 +13,8 @@ import tqkv
 import browser
 from daemon import DEMO, IS_SANITIZED, Daemon
 
+READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
+STATES = "name=states,layers=2,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,blocks=64,exact_tokens=32"
 TAB, ENTER = "\ue004", "\ue007"
 
 
@@ -124,6 +129,68 @@ class Dashboard(unittest.TestCase):
         self.assertEqual(self.browser.run(sorts), "descending")
         self.browser.run("round()")
         self.browser.wait("return document.activeElement.textContent === 'Session'")
+
+    def test_states_of_blocks(self):
+        """Cached, shared, reserved and exact blocks in the map, and the tier; what they mean stands below."""
+        with Daemon("--backend", "cpu", "--pool", STATES, "--host-tier-bytes", "4MiB") as daemon, \
+                tqkv.Client(daemon.addr) as client, client.open("states", "reader", reserve_blocks=6) as session:
+            rows = np.random.default_rng(1).standard_normal((2, 64, 2, 64)).astype(np.float32)
+            with client.open("states", "gone") as gone:
+                gone.append_layers(1, rows[:, :48], rows[:, :48])
+                gone.publish(1, list(range(48)))
+            session.append_layers(1, rows, rows)
+            session.fork({2: 1})
+            session.append_layers(3, rows[:, :16], rows[:, :16])
+            session.spill(3)
+            deadline = time.monotonic() + 60
+            while daemon.get("/v1/occupancy")["tiers"]["n_spilled_sequences"] == 0:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+            self.browser.open(f"http://{daemon.http}/")
+            self.wait_text("#health .text", "ready")
+            self.wait_text("#tiers", "1 sequence")
+            occupancy = daemon.get("/v1/occupancy")["pools"][0]
+            blocks, ring = occupancy["groups"][0]["blocks"], occupancy["exact_window"]["blocks"]
+            labels = self.browser.run(
+                "return [...document.querySelectorAll('.map')].map((map) => map.getAttribute('aria-label'))")
+            self.assertEqual(labels, [
+                f"states: {blocks['shared']} shared, 3 cached, {blocks['reserved']} reserved, {blocks['free']} free of 64 blocks",
+                f"states, exact window: {ring['owned'] + ring['shared']} exact, {ring['free']} free of {ring['total']} blocks"])
+            for state in ("shared", "cached", "reserved", "exact"):
+                self.assertIn(f"{state}:", self.text("#legend"))
+            self.shot("states")
+
+    def test_login(self):
+        """A form until a token is right; a wrong one is one failed login, and not asked with again."""
+        folder = tempfile.mkdtemp(prefix="tqkv-test.")
+        self.addCleanup(shutil.rmtree, folder, True)
+        pathlib.Path(folder, "tokens").write_text(f"read viewer {READ}\nadmin ops {ADMIN}\n")
+        with Daemon("--backend", "cpu", "--pool", DEMO, "--tokens-file", f"{folder}/tokens", token=ADMIN) as daemon:
+            self.browser.open(f"http://{daemon.http}/")
+            self.wait_text("#health .text", "no access")
+            self.browser.wait("return !document.querySelector('#login').hidden")
+            self.assertEqual(self.browser.run("return document.querySelector('#content').offsetHeight"), 0)
+            self.assertEqual(self.focused(), "token")
+            self.assertEqual(self.text("#login_error"), "")
+            self.shot("login")
+            self.browser.press(*"wrong-token-0123456789", ENTER)
+            self.wait_text("#login_error", "not known")
+            for _ in range(5):
+                self.browser.run("document.dispatchEvent(new Event('visibilitychange'))")
+            failed = daemon.metrics()['tqkv_http_logins_refused_total{reason="token"}']
+            self.assertEqual(failed, 1)
+            self.browser.press(*READ, ENTER)
+            self.wait_text("#health .text", "ready")
+            self.assertTrue(self.browser.run("return document.querySelector('#login').hidden"))
+            self.assertIn("0 of 64", self.text("#tiles"))
+            self.assertNotIn(READ, self.browser.run("return document.documentElement.outerHTML + location.href"))
+            # The token is taken away while the page is open: it says so, and asks again.
+            pathlib.Path(folder, "tokens").write_text(f"admin ops {ADMIN}\n")
+            self.assertEqual(daemon.request("POST", "/v1/reload", {})[0], 200)
+            self.browser.run("round()")
+            self.wait_text("#login_error", "not known")
+            self.assertIsNone(self.browser.run("return sessionStorage.getItem('tqkv_token')"))
+            self.browser.console()  # refusals stand there
 
     def test_a_daemon_that_is_gone(self):
         """An old picture says that it is old."""
