@@ -49,6 +49,7 @@ void srv_histogram_add(struct srv_histogram *histogram, uint64_t value_us);
 	X(fetches, "sequences that came back from a tier")                               \
 	X(fetches_failed, "sequences whose rows were lost in a tier, or not wanted")     \
 	X(control_requests, "control requests answered by the loop")                     \
+	X(self_tests, "known-answer decodes")                                            \
 	X(self_tests_failed, "known-answer decodes that were wrong or did not come back")
 
 /* Rejections by status: refused items plus refused frames, one slot per row of the status table. */

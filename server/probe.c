@@ -80,6 +80,7 @@ static void finish(struct srv_server *server, enum kv_status status, const struc
 		? (uint32_t)srv_us_since(kv_clock_now_ns(server->seams.clock), probe->started_ns)
 		: 0;
 	probe->is_running = false;
+	server->counters.self_tests++;
 	probe->next_ns = server->now_ns + server->options->self_test_interval_ms * KV_NS_PER_MS;
 	if (status == KV_OK) {
 		probe->is_passed = true;
