@@ -383,7 +383,8 @@ struct srv_request *srv_rows_start(
 uint8_t *srv_segment_at(uint8_t *body, uint64_t payload_start, const struct kvp_segment *segment);
 /* The pool's geometry, with what the layer adds. */
 struct kvp_geometry srv_geometry_of(const struct srv_lane *lane, uint32_t layer_idx);
-enum kv_decode_flag srv_decode_flags(uint32_t rows_flags);
+/* Without segments and outputs. */
+struct kv_frame_rows srv_frame_rows_of(const struct kvp_rows_req *rows);
 
 /* tables.c */
 void srv_slots_dispatch(struct srv_conn *conn, struct kv_session *session, const uint8_t *body);

@@ -564,10 +564,8 @@ enum kv_status srv_io_epoll_create(
 	enum kv_status status = srv_io_check_sizes(n_ahead_buffers, n_connections_max, err);
 	struct epoll_io *io = status == KV_OK ? kv_alloc(1, sizeof(*io)) : NULL;
 
-	if (status != KV_OK)
-		return status;
 	if (!io)
-		return kv_fail(err, KV_NO_MEMORY, "epoll io");
+		return status != KV_OK ? status : kv_fail(err, KV_NO_MEMORY, "epoll io");
 	io->base.ops = &epoll_ops;
 	io->has_pwait2 = true;
 	io->epoll_fd = -1;

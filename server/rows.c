@@ -47,11 +47,28 @@ struct srv_request *srv_rows_start(
 	return request;
 }
 
-enum kv_decode_flag srv_decode_flags(uint32_t rows_flags)
+static enum kv_decode_flag decode_flags(uint32_t rows_flags)
 {
 	return (enum kv_decode_flag)((rows_flags & KVP_ROWS_Q_ROTATED ? KV_DECODE_Q_ROTATED : 0) |
 		(rows_flags & KVP_ROWS_OUT_ROTATED ? KV_DECODE_OUT_ROTATED : 0) |
 		(rows_flags & KVP_ROWS_NO_SINKS ? KV_DECODE_NO_SINKS : 0));
+}
+
+struct kv_frame_rows srv_frame_rows_of(const struct kvp_rows_req *rows)
+{
+	return (struct kv_frame_rows){
+		.layer_first = rows->layer_first,
+		.n_layers = rows->n_layers,
+		.n_tokens_total = rows->n_tokens_total,
+		.n_q_total = rows->n_q_total,
+		.k_dtype = rows->k_dtype,
+		.v_dtype = rows->v_dtype,
+		.q_dtype = rows->q_dtype,
+		.out_dtype = rows->out_dtype,
+		.decode_flags = (uint8_t)decode_flags(rows->flags),
+		.scale = rows->scale,
+		.window = rows->window,
+	};
 }
 
 uint8_t *srv_segment_at(uint8_t *body, uint64_t payload_start, const struct kvp_segment *segment)
@@ -154,24 +171,12 @@ void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body)
 	request->rows = *rows;
 	request->rows_layout = layout;
 	copy_items(request, checked, item_kind(conn->header.opcode));
-	request->frame = (struct kv_frame_rows){
-		.layer_first = rows->layer_first,
-		.n_layers = rows->n_layers,
-		.n_tokens_total = rows->n_tokens_total,
-		.n_q_total = rows->n_q_total,
-		.k_dtype = rows->k_dtype,
-		.v_dtype = rows->v_dtype,
-		.q_dtype = rows->q_dtype,
-		.out_dtype = rows->out_dtype,
-		.decode_flags = (uint8_t)srv_decode_flags(rows->flags),
-		.scale = rows->scale,
-		.window = rows->window,
-		.k = srv_segment_at(request->in, in_start, &segments.k),
-		.v = srv_segment_at(request->in, in_start, &segments.v),
-		.q = srv_segment_at(request->in, in_start, &segments.q),
-		.out = srv_segment_at(reply_body, layout.payload_start, &layout.out),
-		.lse = (float *)(void *)srv_segment_at(reply_body, layout.payload_start, &layout.lse),
-	};
+	request->frame = srv_frame_rows_of(rows);
+	request->frame.k = srv_segment_at(request->in, in_start, &segments.k);
+	request->frame.v = srv_segment_at(request->in, in_start, &segments.v);
+	request->frame.q = srv_segment_at(request->in, in_start, &segments.q);
+	request->frame.out = srv_segment_at(reply_body, layout.payload_start, &layout.out);
+	request->frame.lse = (float *)(void *)srv_segment_at(reply_body, layout.payload_start, &layout.lse);
 }
 
 void srv_read_dispatch(struct srv_conn *conn, const uint8_t *body)
