@@ -16,6 +16,8 @@
 
 #define PIECE_TOKENS_MIN 64u /* rows layout: below this a piece is mostly start-up */
 #define BLOCKS_PER_SM    8u  /* rows layout: pieces wanted for each multiprocessor */
+/* Ring blocks: nothing hides what they take, so few tokens are spread as far as they go. */
+#define EXACT_PIECE_TOKENS_MIN KVG_TILE_TOKENS
 /* Tiles: below this, one block for each multiprocessor. */
 #define UNITS_PER_BLOCK_MIN 8u
 
@@ -147,12 +149,11 @@ static void choose_idle_units(struct class_of *class)
 }
 
 /* The class's tokens over what the device takes side by side. */
-static uint32_t piece_of(const struct class_of *class, uint64_t n_tokens)
+static uint32_t piece_of(const struct class_of *class, uint64_t n_tokens, uint32_t n_least)
 {
 	const uint64_t wanted = n_tokens * class->n_virtual / ((uint64_t) class->cuda->n_sms * BLOCKS_PER_SM);
 
-	return wanted > PIECE_TOKENS_MIN ? (uint32_t)kv_round_up_u64(wanted, KVG_TILE_TOKENS)
-					 : PIECE_TOKENS_MIN;
+	return wanted > n_least ? (uint32_t)kv_round_up_u64(wanted, KVG_TILE_TOKENS) : n_least;
 }
 
 /* Pieces of the rows layout. */
@@ -171,8 +172,8 @@ static void choose_pieces(struct class_of *class)
 			n_exact += n_tokens_of(&tokens.exact);
 		}
 	}
-	class->piece_tokens = piece_of(class, n_tokens);
-	class->exact_piece_tokens = piece_of(class, n_exact);
+	class->piece_tokens = piece_of(class, n_tokens, PIECE_TOKENS_MIN);
+	class->exact_piece_tokens = piece_of(class, n_exact, EXACT_PIECE_TOKENS_MIN);
 }
 
 /* ---- waves ---- */
@@ -463,7 +464,7 @@ void kvg_translate_decodes(struct cuda_backend *cuda, struct kvg_flight *flight)
 			.flight = flight,
 			.ops = kvg_staged_address(flight, ops),
 			.tile_bits = bits,
-			.exact_piece_tokens = PIECE_TOKENS_MIN,
+			.exact_piece_tokens = EXACT_PIECE_TOKENS_MIN,
 			.n_heads = group < KVG_HEADS_MAX ? group : KVG_HEADS_MAX,
 			.n_chunks = kv_div_up_u32(group, KVG_HEADS_MAX) };
 

@@ -108,7 +108,7 @@ static void decode(const struct bench *bench, const struct kvg_bench_shape *shap
 /* The same number of tokens in equal and in unequal parts. */
 static void ragged(const struct bench *bench, const char *format, const uint32_t *lengths, uint32_t n_seqs)
 {
-	struct kvg_bench_shape shape = { format, format, 32, 8, n_seqs, lengths, 0 };
+	struct kvg_bench_shape shape = { format, format, 32, 8, n_seqs, lengths, 0, 0 };
 	uint64_t n_tokens = 0;
 	double rate[2];
 
@@ -146,7 +146,7 @@ static void ragged(const struct bench *bench, const char *format, const uint32_t
 static void update(const struct bench *bench, const char *format)
 {
 	static const uint32_t sizes[] = { 256, 8192 };
-	const struct kvg_bench_shape shape = { format, format, 32, 8, 1, NULL, 8192 };
+	const struct kvg_bench_shape shape = { format, format, 32, 8, 1, NULL, 8192, 0 };
 	struct kvg_bench_pool pool;
 
 	kvg_bench_pool_create(&shape, &pool);
@@ -204,10 +204,20 @@ int main(int argc, char **argv)
 	for (uint32_t f = 0; f < 3; f++) {
 		for (uint32_t c = 0; c < sizeof(columns) / sizeof(columns[0]); c++) {
 			const struct kvg_bench_shape shape = { formats[f], formats[f], columns[c].q_heads,
-				columns[c].kv_heads, columns[c].n_seqs, NULL, columns[c].n_tokens };
+				columns[c].kv_heads, columns[c].n_seqs, NULL, columns[c].n_tokens, 0 };
 
 			decode(&bench, &shape, columns[c].name, columns[c].wanted[f], !is_brief && c < 2);
 		}
+	}
+	/* What an exact window adds: "all" beside that of the same shape without. */
+	for (uint32_t i = 0; !is_brief && i < 2; i++) {
+		const struct kvg_bench_shape many = { formats[0], formats[0], 32, 8, 64, NULL, 8192,
+			64u << 2 * i };
+		const struct kvg_bench_shape one = { formats[0], formats[0], 32, 8, 1, NULL, 4096,
+			64u << 2 * i };
+
+		decode(&bench, &many, i ? "64 x 8k, 256 exact" : "64 x 8k, 64 exact", 0, false);
+		decode(&bench, &one, i ? "1 x 4k, 256 exact" : "1 x 4k, 64 exact", 0, false);
 	}
 	for (uint32_t f = 0; f < 3; f++) {
 		ragged(&bench, formats[f], kvg_bench_ragged_16, 16);
@@ -216,7 +226,7 @@ int main(int argc, char **argv)
 	}
 	for (uint32_t i = 0; !is_brief && i < sizeof(row_formats) / sizeof(row_formats[0]); i++) {
 		const struct kvg_bench_shape shape = { row_formats[i][0], row_formats[i][1], 32, 8, 16, NULL,
-			4096 };
+			4096, 0 };
 
 		decode(&bench, &shape, "32/8, 16 x 4k", 0, false);
 	}

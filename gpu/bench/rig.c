@@ -147,6 +147,10 @@ static struct kv_pool_spec *make_spec(const struct kvg_bench_shape *shape, uint3
 		(int)n_layers, "q_heads", (int)shape->q_heads, "kv_heads", (int)shape->kv_heads, "head_dim",
 		128, "k", shape->k, "v", shape->v, "block_size", 16, "blocks", (int)n_blocks_of(shape));
 
+	if (shape->n_exact > 0) {
+		json_object_set_new(json, "exact_tokens", json_integer(shape->n_exact));
+		json_object_set_new(json, "exact_blocks", json_integer(shape->n_seqs * shape->n_exact / 16));
+	}
 	if (kv_pool_spec_create(json, &spec, &err) != KV_OK)
 		kvg_bench_die("%s", err.msg);
 	json_decref(json);
@@ -252,6 +256,18 @@ void kvg_bench_pool_destroy(struct kvg_bench_pool *pool)
 
 /* ---- launches ---- */
 
+/* The newest tokens of sequence i from ring blocks of its own; what these hold is no matter of the time. */
+static void use_ring(const struct kvg_bench_shape *shape, struct kv_decode_op *op, uint32_t seq)
+{
+	const uint32_t n_ring = shape->n_exact / 16;
+	uint32_t *table = take((n_ring + 1) * sizeof(*table));
+
+	op->exact_lo = op->n_tokens_seen - shape->n_exact;
+	for (uint32_t b = op->exact_lo / 16; b * 16 < op->n_tokens_seen; b++)
+		table[b - op->exact_lo / 16] = seq * n_ring + b % n_ring;
+	op->exact_table = table;
+}
+
 static struct kv_decode_op *make_decodes(struct kvg_bench_pool *pool)
 {
 	const struct kvg_bench_shape *shape = &pool->shape;
@@ -270,6 +286,8 @@ static struct kv_decode_op *make_decodes(struct kvg_bench_pool *pool)
 			.out = take(shape->q_heads * 256),
 			.lse = take(shape->q_heads * 4) };
 		block += kv_div_up_u32(length_of(shape, i), 16);
+		if (shape->n_exact > 0)
+			use_ring(shape, &ops[i], i);
 	}
 	pool->batch.n_updates = 0;
 	pool->batch.decodes = ops;
@@ -295,6 +313,8 @@ static struct kvg_decode_params keep(const struct kvg_flight *flight, uint8_t *t
 		kvg_bench_die("copying a wave");
 	wave.ops = (const void *)(to + ((const uint8_t *)wave.ops - from));
 	wave.rows = (const void *)(to + ((const uint8_t *)wave.rows - from));
+	if (wave.exact_rows)
+		wave.exact_rows = (const void *)(to + ((const uint8_t *)wave.exact_rows - from));
 	wave.flags = (void *)(to + ((const uint8_t *)wave.flags - from));
 	return wave;
 }

@@ -28,8 +28,10 @@ static void launch_wave(const struct kvg_decode_params *kept, enum kvg_bench_par
 		check(wave.tile_bits != 0 ? kvg_decode_tiles_launch(&wave, stream)
 					  : kvg_decode_rows_launch(&wave, stream),
 			"attention");
-	if (part == KVG_BENCH_ALL)
+	if (part == KVG_BENCH_ALL) {
+		check(kvg_decode_exact_launch(&wave, stream), "ring blocks");
 		check(kvg_decode_finish_launch(&wave, stream), "finish");
+	}
 }
 
 struct graph {
