@@ -17,6 +17,7 @@
 #include "core/format.h"
 #include "core/plan_internal.h"
 #include "core/prefix_internal.h"
+#include "server/checkpoint_internal.h"
 #include "server/internal.h"
 #include "tests/mutation/scenarios.h"
 
@@ -108,6 +109,45 @@
 	R(kv_item_is_stale, bool, false, ARGS(const struct kv_item *a), ARGS(a))                             \
 	V(kv_plan_end, ARGS(struct kv_plan *a), ARGS(a))                                                     \
 	R(kv_domain_release, uint32_t, 0, ARGS(struct kv_domain *a, uint32_t b), ARGS(a, b))                 \
+	/* snapshots */                                                                                      \
+	V(kv_capture_take, ARGS(struct kv_capture *a, const struct kv_sequence *b, uint64_t c),              \
+		ARGS(a, b, c))                                                                               \
+	R(kv_capture_take_prefix, bool, false,                                                               \
+		ARGS(struct kv_capture *a, struct kv_pool *b, uint64_t c, uint32_t *d), ARGS(a, b, c, d))    \
+	V(kv_capture_sealed, ARGS(struct kv_capture *a), ARGS(a))                                            \
+	V(kv_capture_destroy, ARGS(struct kv_capture *a), ARGS(a))                                           \
+	R(kv_stage_session, enum kv_status, KV_OK,                                                           \
+		ARGS(struct kv_stage *a, const struct kv_staged_session *b, uint64_t c, struct kv_error *d), \
+		ARGS(a, b, c, d))                                                                            \
+	R(kv_stage_sequence, enum kv_status, KV_OK,                                                          \
+		ARGS(struct kv_stage *a, const struct kv_staged_sequence *b, uint64_t c,                     \
+			struct kv_error *d),                                                                 \
+		ARGS(a, b, c, d))                                                                            \
+	R(kv_stage_table, enum kv_status, KV_OK,                                                             \
+		ARGS(struct kv_stage *a, uint32_t b, uint32_t c, const uint32_t d[], uint32_t e,             \
+			struct kv_error *f),                                                                 \
+		ARGS(a, b, c, d, e, f))                                                                      \
+	R(kv_stage_prefix, enum kv_status, KV_OK,                                                            \
+		ARGS(struct kv_stage *a, struct kv_pool *b, const struct kv_staged_prefix *c,                \
+			struct kv_error *d),                                                                 \
+		ARGS(a, b, c, d))                                                                            \
+	R(kv_stage_commit, enum kv_status, KV_OK,                                                            \
+		ARGS(struct kv_stage *a, uint64_t b, uint32_t *c, struct kv_error *d), ARGS(a, b, c, d))     \
+	R(kv_stage_settle, bool, true, ARGS(struct kv_stage *a, uint64_t b, uint32_t c), ARGS(a, b, c))      \
+	V(kv_session_commit, ARGS(struct kv_domain *a, struct kv_session *b, uint64_t c), ARGS(a, b, c))     \
+	V(kv_session_unstage, ARGS(struct kv_domain *a, struct kv_session *b), ARGS(a, b))                   \
+	R(kv_prefix_put, uint32_t, KV_PREFIX_NONE,                                                           \
+		ARGS(struct kv_pool *a, uint64_t b, const struct kv_prefix_key *c, uint32_t d,               \
+			const uint8_t *e, const uint32_t *f, uint64_t g),                                    \
+		ARGS(a, b, c, d, e, f, g))                                                                   \
+	V(kv_plan_add_exact_move,                                                                            \
+		ARGS(struct kv_plan *a, const struct kv_sequence *b, uint32_t c, uint32_t d, uint32_t e,     \
+			uint32_t f, bool g, uint8_t *h),                                                     \
+		ARGS(a, b, c, d, e, f, g, h))                                                                \
+	R(kv_sequence_restore_exact, bool, true,                                                             \
+		ARGS(struct kv_sequence *a, uint32_t b, uint32_t c, uint32_t d), ARGS(a, b, c, d))           \
+	V(srv_save_finish_chunk, ARGS(struct srv_checkpoint *a), ARGS(a))                                    \
+	V(srv_checkpoint_turn, ARGS(struct srv_checkpoint *a), ARGS(a))                                      \
 	/* blocks */                                                                                         \
 	V(kv_block_pool_disown, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))                    \
 	V(kv_block_pool_flight_begin, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))              \
@@ -252,5 +292,6 @@ int main(int argc, char **argv)
 	scenario_sessions();
 	scenario_rows();
 	scenario_tables();
+	scenario_snapshots();
 	return mutation < N_MUTATIONS && n_calls == 0 ? 3 : 0;
 }

@@ -180,6 +180,7 @@ static void set_options(struct srv_options *options)
 	options->drain_timeout_ms = 300;
 	options->host_tier_bytes = KV_TIER_PAGE_BYTES; /* one sequence */
 	options->self_test_interval_ms = 1000;
+	snprintf(options->snapshot_dir, sizeof(options->snapshot_dir), "dir");
 }
 
 void rig_start(void)
