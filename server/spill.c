@@ -11,6 +11,8 @@
 
 /* ---- the file tier ---- */
 
+#define PROBE_BYTE 0x5A
+
 enum { PROBE_OPEN, PROBE_WRITE, PROBE_READ, PROBE_UNLINK, PROBE_DONE };
 
 static void post_probe(struct srv_spill *spill, struct kv_io_file op)
@@ -54,6 +56,21 @@ static void probe_ends(struct srv_spill *spill)
 	spill->state = SPILL_IDLE;
 }
 
+/* The rest of the page, by the same step again; false: there is none, and the next step begins. */
+static bool probe_page(struct srv_spill *spill, struct kv_io_file *next)
+{
+	spill->page_bytes_done += (uint32_t)spill->file.op.result;
+	if (spill->page_bytes_done == KV_TIER_PAGE_BYTES) {
+		spill->page_bytes_done = 0;
+		return false;
+	}
+	next->bytes = spill->chunk + spill->page_bytes_done;
+	next->n_bytes = KV_TIER_PAGE_BYTES - spill->page_bytes_done;
+	next->offset = spill->page_bytes_done;
+	spill->probe_step--;
+	return true;
+}
+
 /* The file has no name while it is used, so that nothing is left of it whatever happens. */
 static void probe_goes_on(struct srv_spill *spill)
 {
@@ -72,24 +89,35 @@ static void probe_goes_on(struct srv_spill *spill)
 		next.kind = KV_IO_FILE_UNLINK;
 		break;
 	case PROBE_WRITE: /* unlinked */
-		memset(spill->chunk, 0x5A, KV_TIER_PAGE_BYTES);
+		memset(spill->chunk, PROBE_BYTE, KV_TIER_PAGE_BYTES);
 		next.kind = KV_IO_FILE_WRITE;
 		break;
-	case PROBE_READ: /* written */
+	case PROBE_READ: /* written, as a whole or in part */
 		if (op->result <= 0) {
 			probe_failed(spill, "write", op->result < 0 ? op->result : -EIO);
 			return;
 		}
-		next.n_bytes = (uint32_t)op->result;
-		memset(spill->chunk, 0, KV_TIER_PAGE_BYTES);
-		next.kind = KV_IO_FILE_READ;
+		next.kind = KV_IO_FILE_WRITE;
+		if (!probe_page(spill, &next)) {
+			memset(spill->chunk, 0, KV_TIER_PAGE_BYTES);
+			next.kind = KV_IO_FILE_READ;
+		}
 		break;
-	default: /* read */
-		if (op->result <= 0 || spill->chunk[0] != 0x5A || spill->chunk[op->result - 1] != 0x5A)
-			probe_failed(spill, "read", op->result < 0 ? op->result : 0);
-		else
-			probe_ends(spill);
-		return;
+	default: /* read, as a whole or in part */
+		if (op->result <= 0) {
+			probe_failed(spill, "read", op->result);
+			return;
+		}
+		next.kind = KV_IO_FILE_READ;
+		if (!probe_page(spill, &next)) {
+			if (memcmp(spill->chunk, spill->chunk + 1, KV_TIER_PAGE_BYTES - 1) != 0 ||
+				spill->chunk[0] != PROBE_BYTE)
+				probe_failed(spill, "read", 0);
+			else
+				probe_ends(spill);
+			return;
+		}
+		break;
 	}
 	post_probe(spill, next);
 }

@@ -26,15 +26,17 @@ PATIENCE_S = 60
 class Daemon:
     """with Daemon("--pool", DEMO) as daemon: ... ; stop() returns the exit code."""
 
-    def __init__(self, *args, folder=None, env=None, token=None, tls=None, program="server/tqkvd"):
-        """token: of every request; tls: an ssl context, where the control API speaks HTTPS; program: of the build."""
+    def __init__(self, *args, folder=None, env=None, token=None, tls=None, program="server/tqkvd",
+                 wrapper=()):
+        """token: of every request; tls: an ssl context, where the control API speaks HTTPS; program: of the build;
+        wrapper: words in front of it."""
         self.token, self.tls = token, tls
         self.folder = pathlib.Path(folder or tempfile.mkdtemp(prefix="tqkv-test."))
         self.owns_folder = folder is None
         self.path = self.folder / "tqkvd.sock"
         self.log_path = self.folder / "tqkvd.log"
         self.addr = f"unix:{self.path}"
-        command = [BUILD / program, "--listen", self.addr, "--listen", "tcp:127.0.0.1:0", "--http",
+        command = [*wrapper, BUILD / program, "--listen", self.addr, "--listen", "tcp:127.0.0.1:0", "--http",
                    "127.0.0.1:0", "--memory", "256MiB", "--io", os.environ.get("TQKV_IO", "auto"), *args]
         if "--backend" not in args:
             # Answers are compared with exact ones, within bounds that only the scalar backend keeps.

@@ -73,7 +73,7 @@ class Snapshots(unittest.TestCase):
                 self.assertEqual(daemon.stop(signal.SIGTERM), 0)
         self.assertTrue((self.path / "drain.tqkv").exists())
         with self.daemon("--snapshot-on-drain") as daemon:
-            self.assertIn("restored drain: sessions 1, sequences 3", daemon.log())
+            self.assertRegex(daemon.log(), r"restored drain: sessions 1, sequences 3, .* in \d+ us, \d+ MiB/s")
             self.assertNotEqual(daemon.get("/v1/info")["boot_id"], boot_id)
             self.assertFalse((self.path / "drain.tqkv").exists(), "a consumed snapshot is gone")
             with tqkv.Client(daemon.addr) as client:
@@ -84,22 +84,23 @@ class Snapshots(unittest.TestCase):
                 session.append(1, layer=0, k=k, v=v, position=100)
 
     def test_what_is_beside_rows_survives_a_restart(self):
-        """FAILURES S5 over real processes: the exact window, a published prefix, forked blocks, a pin."""
-        pool = DEMO + ",exact_tokens=32"
+        """FAILURES S3 and S5 over real processes: the exact window, a published prefix, forked blocks, a pin, formats
+        per layer; nothing is appended before the first decode."""
+        pool = DEMO.replace("layers=2", "layers=3") + ",exact_tokens=32,exact_layers=1"
         tokens, q = list(range(96)), np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
 
         def everything(session):
-            return ([session.decode(s, layer=layer, q=q).tobytes() for s in (1, 2, 4) for layer in range(2)],
+            return ([session.decode(s, layer=layer, q=q).tobytes() for s in (1, 2, 4) for layer in range(3)],
                     [(row.sequence, row.length_max, row.n_blocks, row.n_shared_blocks, row.n_exact)
                      for row in session.tell() if row.sequence < 4])
 
         with self.daemon(pool=pool) as daemon, tqkv.Client(daemon.addr) as client:
             session = client.open("demo", session="chat")
             k, v = rows(1, 96)
-            session.append_layers(1, k=np.stack([k, k]), v=np.stack([v, v]))
+            session.append_layers(1, k=np.stack([k, k, k]), v=np.stack([v, v, v]))
             session.fork({2: 1})
             k, v = rows(2, 7)
-            session.append_layers(2, k=np.stack([k, -k]), v=np.stack([v, -v]), position=96)
+            session.append_layers(2, k=np.stack([k, -k, k]), v=np.stack([v, -v, v]), position=96)
             session.publish(1, tokens)
             session.pin(2)
             self.assertEqual(session.match(4, tokens), 96)
@@ -198,10 +199,13 @@ class Snapshots(unittest.TestCase):
         with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
             fill(client.open("demo", session="a"))
             self.assertEqual(ctl(daemon, "snapshot", "s").returncode, 0)
-        with self.daemon(pool=OTHER) as daemon:
-            done = ctl(daemon, "restore", "s")
-            self.assertEqual(done.returncode, 1)
-            self.assertRegex(done.stderr, r"FORMAT_MISMATCH.*\bin v")
+        # FAILURES S2: another seed, other bits, another layout.
+        for pool, member in ((OTHER, "v"), (DEMO + ",seed=43", "k_rotation"), (DEMO.replace("block_size=16", "block_size=32"),
+                                                                         "block_size")):
+            with self.subTest(member=member), self.daemon(pool=pool) as daemon:
+                done = ctl(daemon, "restore", "s")
+                self.assertEqual(done.returncode, 1)
+                self.assertRegex(done.stderr, rf"FORMAT_MISMATCH.*\bin {member}\b")
         with self.daemon(pool=EXACT) as daemon:
             self.assertIn("NOT_FOUND", ctl(daemon, "restore", "s").stderr)
         failed = subprocess.run([str(BUILD / "server/tqkvd"), "--listen", f"unix:{self.path}/x.sock", "--http", "off",

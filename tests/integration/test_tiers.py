@@ -3,6 +3,8 @@
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -22,6 +24,30 @@ def fill(session, sequence, n_tokens=100):
 def output(session, sequence):
     q = np.random.default_rng(99).standard_normal((4, 64)).astype(np.float32)
     return [session.decode(sequence, layer=layer, q=q).tobytes() for layer in range(2)]
+
+
+# Every call of io_uring_setup() is denied, as container runtimes do it.
+DENY_IO_URING = (sys.executable, "-c", """
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+rules = ((0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000))
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+class Program(ctypes.Structure):
+    _fields_ = [("n", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+program = Program(len(rules), ctypes.addressof(code))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(program)) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+""")
+
+
+def mounted(folder, options):
+    """A wrapper that has a small file system of its own at `folder`; None: this machine denies that."""
+    words = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+             f'mount -t tmpfs -o {options} none "{folder}" && exec "$@"', "sh")
+    try:
+        return words if subprocess.run([*words, "true"], capture_output=True, timeout=PATIENCE_S).returncode == 0 else None
+    except FileNotFoundError:
+        return None
 
 
 class Tiers(unittest.TestCase):
@@ -73,6 +99,58 @@ class Tiers(unittest.TestCase):
             with Daemon("--pool", DEMO, "--file-tier-dir", folder, "--host-tier-bytes", "4MiB") as daemon:
                 self.there_and_back(daemon, "host")
                 self.assertRegex(daemon.log(), rf"no file tier: open {folder}/\S+: ")
+
+    def test_a_read_only_or_full_file_system_costs_the_file_tier_only(self):
+        """FAILURES S7: the line at start says why, nothing hangs, and the host tier works."""
+        for options, why in (("ro", r"open \S+: Read-only file system"),
+                             ("size=16k", r"write \S+: No space left on device")):
+            with self.subTest(options=options), tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+                wrapper = mounted(folder, options)
+                if not wrapper:
+                    self.skipTest("mounting is denied here")
+                with Daemon("--pool", DEMO, "--file-tier-dir", folder, "--file-tier-bytes", "4MiB", "--host-tier-bytes",
+                            "4MiB", wrapper=wrapper) as daemon:
+                    self.there_and_back(daemon, "host")
+                    self.assertRegex(daemon.log(), rf"no file tier: {why}")
+                    self.assertEqual(daemon.get("/v1/occupancy")["tiers"]["file_total_bytes"], 0)
+
+    def test_a_file_system_that_becomes_full_refuses_what_it_cannot_hold(self):
+        """FAILURES S7, P4: some sequences go out, the others stay, all of them decode."""
+        with tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+            wrapper = mounted(folder, "size=192k")
+            if not wrapper:
+                self.skipTest("mounting is denied here")
+            with Daemon("--pool", DEMO, "--file-tier-dir", folder, "--file-tier-bytes", "4MiB",
+                        wrapper=wrapper) as daemon, tqkv.Client(daemon.addr) as client, client.open("demo") as session:
+                for sequence in range(1, 7):
+                    fill(session, sequence)
+                before = [output(session, sequence) for sequence in range(1, 7)]
+                session.spill(range(1, 7))
+                metrics = self.until_metrics(daemon, lambda rows: rows["tqkv_spills_total"] + rows[
+                    'tqkv_spills_rejected_io_total'] == 6)
+                self.assertGreater(metrics["tqkv_spills_total"], 0)
+                self.assertGreater(metrics["tqkv_spills_rejected_io_total"], 0)
+                self.assertEqual([output(session, sequence) for sequence in range(1, 7)], before)
+
+    def test_io_uring_denied(self):
+        """FAILURES S7: a thread does it, and the line at start says so."""
+        if os.environ.get("TQKV_IO") == "io_uring":
+            self.skipTest("the daemon is told to use it")
+        with tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+            with Daemon("--pool", DEMO, "--file-tier-dir", folder, "--file-tier-bytes", "4MiB",
+                        wrapper=DENY_IO_URING) as daemon:
+                self.there_and_back(daemon, "file")
+                self.assertIn("through a thread: 4194304 bytes", daemon.log())
+                self.assertNotIn("io io_uring", daemon.log())
+
+    def until_metrics(self, daemon, condition):
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            rows = daemon.metrics()
+            if condition(rows):
+                return rows
+            time.sleep(0.02)
+        raise AssertionError(f"never: { {k: v for k, v in rows.items() if 'spill' in k} }")
 
     def test_idle_sequences_go_by_themselves(self):
         with Daemon("--pool", DEMO, "--host-tier-bytes", "4MiB", "--spill-idle-ms", "50", "--spill-above-percent",
