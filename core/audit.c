@@ -14,8 +14,7 @@ enum kv_status kv_audit_equal(struct kv_error *err, const char *what, uint64_t n
 		(unsigned long long)n_recorded, (unsigned long long)n_counted);
 }
 
-/* The slot as the indexes and the heap know it. */
-static enum kv_status audit_open_slot(struct kv_domain *domain, uint32_t slot_idx, struct kv_error *err)
+enum kv_status kv_audit_open_slot(struct kv_domain *domain, uint32_t slot_idx, struct kv_error *err)
 {
 	struct kv_session_slot *slot = &domain->slots[slot_idx];
 	struct kv_session *session = &slot->session, *found = NULL;
@@ -66,7 +65,7 @@ static enum kv_status audit_slots(struct kv_domain *domain, struct kv_error *err
 		switch (domain->slots[i].session.state) {
 		case KV_SESSION_OPEN:
 			n_open++;
-			status = audit_open_slot(domain, i, err);
+			status = kv_audit_open_slot(domain, i, err);
 			break;
 		case KV_SESSION_CLOSING:
 			n_closing++;

@@ -1,5 +1,5 @@
 /*
- * The two halves of the audit.
+ * The parts of the audit, which those of a running daemon (tally.c) are made of, too.
  */
 #ifndef CORE_AUDIT_INTERNAL_H
 #define CORE_AUDIT_INTERNAL_H
@@ -8,6 +8,11 @@
 
 KV_MUST_CHECK enum kv_status kv_audit_equal(
 	struct kv_error *err, const char *what, uint64_t n_recorded, uint64_t n_counted);
+/* One that is in use. */
+KV_MUST_CHECK enum kv_status kv_audit_sequence(const struct kv_sequence *sequence, struct kv_error *err);
+/* An open session's slot as the indexes and the heap know it. */
+KV_MUST_CHECK enum kv_status kv_audit_open_slot(
+	struct kv_domain *domain, uint32_t slot_idx, struct kv_error *err);
 KV_MUST_CHECK enum kv_status kv_audit_pool(
 	struct kv_pool *pool, struct kv_plan *const plans[], uint32_t n_plans, struct kv_error *err);
 

@@ -83,109 +83,6 @@ static enum kv_status count_table(struct audit *audit, const struct kv_sequence 
 	return KV_OK;
 }
 
-static enum kv_status fail_sequence(
-	const struct audit *audit, const struct kv_sequence *sequence, const char *what)
-{
-	return kv_fail(audit->err, KV_INTERNAL, "audit: %s %llu: %s",
-		sequence->is_zombie ? "zombie" : "sequence", (unsigned long long)sequence->id, what);
-}
-
-/* What is gone, and the gap in the table that follows it; NULL: all right. */
-static const char *check_windows(const struct kv_sequence *sequence, uint32_t g)
-{
-	const struct kv_pool_spec *spec = sequence->pool->spec;
-	const struct kv_block_table *table = &sequence->tables[g];
-	const uint32_t n_gone = sequence->n_gone[g];
-	uint32_t least = UINT32_MAX;
-
-	for (uint32_t l = 0; l < spec->n_layers; l++) {
-		if (spec->layers[l].group_idx == g && sequence->committed[l] < least)
-			least = sequence->committed[l];
-	}
-	if (sequence->residence == KV_SPILLED || sequence->residence == KV_BROKEN)
-		return NULL; /* it has no tables, or they are being cut */
-	if (n_gone < kv_pool_spec_gone(spec, g, least))
-		return "less is gone than its windows leave behind";
-	if (n_gone > 0 && (n_gone <= spec->group_sink_blocks[g] || n_gone >= table->n_blocks))
-		return "what is gone is no gap in the middle";
-	if (kv_block_table_has_gap(table) && table->gap_first != spec->group_sink_blocks[g])
-		return "the gap in its table is not behind the sink blocks";
-	if (n_gone > 0 && table->gap_end > n_gone)
-		return "its table lacks blocks that are not gone";
-	/* n_gone 0 with a gap: cut to its beginning, and the blocks behind the gap are still to go. */
-	if ((n_gone > table->gap_end || (n_gone == 0 && kv_block_table_has_gap(table))) &&
-		!kv_list_is_linked(&sequence->in_surplus))
-		return "its table has blocks that are gone and nobody will free them";
-	return NULL;
-}
-
-/* Every token of an exact window has a place in the ring's table. */
-static const char *check_exact(const struct kv_sequence *sequence)
-{
-	const struct kv_pool_spec *spec = sequence->pool->spec;
-	const uint32_t n_ring = spec->exact_tokens;
-
-	for (uint32_t l = 0; l < spec->n_layers; l++) {
-		const uint32_t planned = sequence->planned[l], exact = sequence->exact[l];
-
-		if (exact > planned || exact > n_ring)
-			return "more is exact than there is";
-		for (uint32_t t = planned - exact; t < planned; t++) {
-			if (t % n_ring / spec->block_size >= sequence->tables[spec->n_groups].n_blocks)
-				return "an exact token has no ring block";
-		}
-	}
-	return NULL;
-}
-
-/* Lengths, tables and places of one that handles and ids find. */
-static enum kv_status check_live(struct audit *audit, const struct kv_sequence *sequence)
-{
-	const struct kv_pool_spec *spec = audit->pool->spec;
-	struct kv_session *session = sequence->session;
-	uint32_t n_needed[KV_TABLES_MAX];
-
-	if (kv_sequence_find(session, sequence->id) != sequence)
-		return fail_sequence(audit, sequence, "its id does not find it");
-	if (!sequence->is_tables &&
-		kv_sequence_tree_at_least(kv_slot_of(session)->tree, sequence->id) != sequence)
-		return fail_sequence(audit, sequence, "the listing does not find it");
-	for (uint32_t l = 0; l < spec->n_layers; l++) {
-		if (sequence->committed[l] > sequence->planned[l])
-			return fail_sequence(audit, sequence, "more is committed than planned");
-		if (sequence->planned[l] > session->tokens_max)
-			return fail_sequence(audit, sequence, "longer than tokens_max");
-		if (sequence->n_items == 0 && sequence->committed[l] != sequence->planned[l])
-			return fail_sequence(audit, sequence, "planned and committed differ without an item");
-	}
-	const bool may_rest = sequence->is_evictable && sequence->n_items == 0 && sequence->n_pins == 0 &&
-		kv_sequence_n_blocks(sequence) > 0 && !sequence->is_evicted &&
-		sequence->residence == KV_RESIDENT;
-
-	if (kv_list_is_linked(&sequence->in_resting) != may_rest)
-		return fail_sequence(audit, sequence,
-			may_rest ? "nobody can evict it" : "it can be evicted and must not be");
-	for (uint32_t g = 0; may_rest && g < spec->n_groups; g++)
-		audit->n_resting_entries[g] += kv_block_table_n_owned(&sequence->tables[g]);
-	kv_sequence_blocks_needed(sequence, n_needed);
-	for (uint32_t g = 0; g < spec->n_groups; g++) {
-		const char *what = check_windows(sequence, g);
-
-		if (what)
-			return fail_sequence(audit, sequence, what);
-	}
-	if (check_exact(sequence))
-		return fail_sequence(audit, sequence, check_exact(sequence));
-	for (uint32_t g = 0; g < spec->n_tables; g++) {
-		/* A ring is as long as free blocks allow. */
-		if (sequence->tables[g].n_blocks < n_needed[g] && g < spec->n_groups)
-			return fail_sequence(audit, sequence, "its table is shorter than its length needs");
-		if (sequence->tables[g].n_blocks > n_needed[g] && !kv_list_is_linked(&sequence->in_surplus))
-			return fail_sequence(audit, sequence, "its table is longer and nobody will cut it");
-	}
-	return KV_OK;
-}
-
 static enum kv_status count_live(struct audit *audit, const struct kv_sequence *sequence)
 {
 	struct kv_memory_report report;
@@ -204,7 +101,9 @@ static enum kv_status count_live(struct audit *audit, const struct kv_sequence *
 	audit->sequences.exact_bytes += report.exact_bytes;
 	audit->sequences.stored_bytes += report.stored_bytes;
 	audit->sequences.dense_equivalent_bytes += report.dense_equivalent_bytes;
-	return check_live(audit, sequence);
+	for (uint32_t g = 0; kv_list_is_linked(&sequence->in_resting) && g < audit->pool->spec->n_groups; g++)
+		audit->n_resting_entries[g] += kv_block_table_n_owned(&sequence->tables[g]);
+	return kv_audit_sequence(sequence, audit->err);
 }
 
 static enum kv_status audit_sequences(struct audit *audit)
@@ -225,14 +124,12 @@ static enum kv_status audit_sequences(struct audit *audit)
 			status = count_table(audit, sequence, g);
 		if (status != KV_OK)
 			break;
-		if (!kv_list_is_linked(&sequence->in_session))
-			return fail_sequence(audit, sequence, "it is in no list");
-		if (sequence->is_zombie != (sequence->session == NULL))
-			return fail_sequence(audit, sequence, "a zombie has no session, the others have one");
-		if (kv_sequence_is_live(sequence))
+		if (kv_list_is_linked(&sequence->in_session) && kv_sequence_is_live(sequence)) {
 			status = count_live(audit, sequence);
-		else
+		} else {
+			status = kv_audit_sequence(sequence, audit->err);
 			audit->n_gone++;
+		}
 	}
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "sequence objects", slab->n_used, n_used);

@@ -46,13 +46,55 @@ void kv_block_pool_finish(struct kv_block_pool *pool)
 }
 
 /* The count that a block with these numbers is part of. */
-static uint32_t *state_count(struct kv_block_pool *pool, uint32_t n_owners, uint32_t n_in_flight)
+static uint32_t *state_count(struct kv_block_counts *counts, uint32_t n_owners, uint32_t n_in_flight)
 {
 	if (n_owners > 1)
-		return &pool->counts.n_shared;
+		return &counts->n_shared;
 	if (n_owners == 1)
-		return &pool->counts.n_owned;
-	return n_in_flight > 0 ? &pool->counts.n_draining : &pool->counts.n_free;
+		return &counts->n_owned;
+	return n_in_flight > 0 ? &counts->n_draining : &counts->n_free;
+}
+
+static uint64_t extra(uint32_t n_owners)
+{
+	return n_owners > 1 ? n_owners - 1 : 0;
+}
+
+/* Adds the block as it is, or takes it off (sign UINT32_MAX). */
+static void tally_block(struct kv_block_pool *pool, uint32_t idx, uint32_t sign)
+{
+	struct kv_block_counts *counts = &pool->tally->counts;
+	const uint32_t n_owners = pool->owners[idx], flags = pool->flags[idx];
+	const uint64_t n_extra = extra(n_owners);
+
+	*state_count(counts, n_owners, pool->in_flight[idx]) += sign;
+	counts->n_kept += flags & KV_BLOCK_KEPT ? sign : 0;
+	counts->n_kept_shared += (flags & KV_BLOCK_KEPT) && n_owners > 1 ? sign : 0;
+	counts->n_idle += flags & KV_BLOCK_IDLE ? sign : 0;
+	counts->n_extra_owners += sign == 1 ? n_extra : 0 - n_extra;
+}
+
+void kv_block_pool_count(struct kv_block_pool *pool, uint32_t idx)
+{
+	KV_ASSERT(pool->tally->n_counted == idx);
+	pool->tally->n_counted++;
+	tally_block(pool, idx, 1);
+}
+
+static bool is_tallied(const struct kv_block_pool *pool, uint32_t idx)
+{
+	return pool->tally && idx < pool->tally->n_counted;
+}
+
+void kv_block_pool_look(struct kv_block_pool *pool, uint32_t idx)
+{
+	struct kv_block_tally *tally = pool->tally;
+
+	if (!tally->is_watched || tally->is_seen[idx])
+		return;
+	tally->is_seen[idx] = 1;
+	if (pool->in_flight[idx] > 0 && tally->moving_idx == BLOCK_NONE)
+		tally->moving_idx = idx;
 }
 
 static void idle_begin(struct kv_block_pool *pool, uint32_t idx)
@@ -84,17 +126,15 @@ static void idle_end(struct kv_block_pool *pool, uint32_t idx)
 	pool->counts.n_idle--;
 }
 
-static uint64_t extra(uint32_t n_owners)
-{
-	return n_owners > 1 ? n_owners - 1 : 0;
-}
-
 /* The one place where the numbers of a block change, so that the counts always add up. */
 static void change(struct kv_block_pool *pool, uint32_t idx, uint32_t n_owners, uint32_t n_in_flight)
 {
-	uint32_t *before = state_count(pool, pool->owners[idx], pool->in_flight[idx]);
-	uint32_t *after = state_count(pool, n_owners, n_in_flight);
+	uint32_t *before = state_count(&pool->counts, pool->owners[idx], pool->in_flight[idx]);
+	uint32_t *after = state_count(&pool->counts, n_owners, n_in_flight);
+	const bool is_in_tally = is_tallied(pool, idx);
 
+	if (is_in_tally)
+		tally_block(pool, idx, UINT32_MAX);
 	if (pool->flags[idx] & KV_BLOCK_KEPT)
 		pool->counts.n_kept_shared += (n_owners > 1) - (pool->owners[idx] > 1);
 	pool->counts.n_extra_owners += extra(n_owners) - extra(pool->owners[idx]);
@@ -108,6 +148,8 @@ static void change(struct kv_block_pool *pool, uint32_t idx, uint32_t n_owners, 
 		else if (!is_idle && (pool->flags[idx] & KV_BLOCK_IDLE))
 			idle_end(pool, idx);
 	}
+	if (is_in_tally)
+		tally_block(pool, idx, 1);
 	if (before == after)
 		return;
 	--*before;
@@ -164,7 +206,11 @@ void kv_block_pool_keep(struct kv_block_pool *pool, kv_block_id id)
 	KV_ASSERT(id.idx < pool->n_blocks);
 	KV_ASSERT(!(pool->flags[id.idx] & KV_BLOCK_KEPT));
 	kv_block_pool_own(pool, id); /* of a block that somebody has: it is not idle by this */
+	if (is_tallied(pool, id.idx))
+		tally_block(pool, id.idx, UINT32_MAX);
 	pool->flags[id.idx] |= KV_BLOCK_KEPT;
+	if (is_tallied(pool, id.idx))
+		tally_block(pool, id.idx, 1);
 	pool->counts.n_kept++;
 	pool->counts.n_kept_shared++;
 }
@@ -173,10 +219,14 @@ void kv_block_pool_unkeep(struct kv_block_pool *pool, kv_block_id id)
 {
 	KV_ASSERT(id.idx < pool->n_blocks);
 	KV_ASSERT(pool->flags[id.idx] & KV_BLOCK_KEPT);
+	if (is_tallied(pool, id.idx))
+		tally_block(pool, id.idx, UINT32_MAX);
 	if (pool->flags[id.idx] & KV_BLOCK_IDLE)
 		idle_end(pool, id.idx);
 	pool->counts.n_kept_shared -= pool->owners[id.idx] > 1;
 	pool->flags[id.idx] = 0;
+	if (is_tallied(pool, id.idx))
+		tally_block(pool, id.idx, 1);
 	pool->counts.n_kept--;
 	kv_block_pool_disown(pool, id);
 }
@@ -184,6 +234,8 @@ void kv_block_pool_unkeep(struct kv_block_pool *pool, kv_block_id id)
 void kv_block_pool_flight_begin(struct kv_block_pool *pool, kv_block_id id)
 {
 	KV_ASSERT(id.idx < pool->n_blocks);
+	if (pool->tally)
+		kv_block_pool_look(pool, id.idx);
 	KV_ASSERT(pool->owners[id.idx] > 0); /* work is planned on blocks that somebody owns */
 	KV_ASSERT(pool->in_flight[id.idx] < UINT32_MAX);
 	change(pool, id.idx, pool->owners[id.idx], pool->in_flight[id.idx] + 1);
@@ -192,6 +244,8 @@ void kv_block_pool_flight_begin(struct kv_block_pool *pool, kv_block_id id)
 void kv_block_pool_flight_end(struct kv_block_pool *pool, kv_block_id id)
 {
 	KV_ASSERT(id.idx < pool->n_blocks);
+	if (pool->tally)
+		kv_block_pool_look(pool, id.idx);
 	KV_ASSERT(pool->in_flight[id.idx] > 0);
 	change(pool, id.idx, pool->owners[id.idx], pool->in_flight[id.idx] - 1);
 }

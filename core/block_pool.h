@@ -30,6 +30,18 @@ reserved is the part of free that reservations hold; shared = owner count above 
 	uint64_t n_extra_owners; /* sum over shared blocks of the owners beyond the first */
 };
 
+/* What a tally (tally.h) counts beside, while it runs. */
+struct kv_block_tally {
+	uint32_t serial;  /* never 0 */
+	uint32_t *owners; /* [n_blocks] table entries, of tables as far as they were walked */
+	/* From a moment on at which no batch was in flight: [n_blocks] it was looked at since. */
+	bool is_watched;
+	uint8_t *is_seen;
+	uint32_t moving_idx; /* the first that was in flight then, and nobody's; UINT32_MAX: none */
+	uint32_t n_counted;  /* blocks before it are in `counts` */
+	struct kv_block_counts counts;
+};
+
 struct kv_block_pool {
 	uint32_t n_blocks;
 	uint32_t *owners;    /* [n_blocks] */
@@ -43,6 +55,7 @@ struct kv_block_pool {
 		*idle_prev; /* [n_blocks] idle blocks in order of becoming so; UINT32_MAX = end */
 	uint32_t idle_first, idle_last;
 	struct kv_block_counts counts;
+	struct kv_block_tally *tally; /* NULL: none runs */
 };
 enum kv_block_flag { KV_BLOCK_KEPT = 1, KV_BLOCK_IDLE = 2 };
 
@@ -76,6 +89,10 @@ static inline uint32_t kv_block_pool_idle_first(const struct kv_block_pool *pool
 /* A submitted batch names the block (begin) or is reaped (end). */
 void kv_block_pool_flight_begin(struct kv_block_pool *pool, kv_block_id id);
 void kv_block_pool_flight_end(struct kv_block_pool *pool, kv_block_id id);
+/* For a tally: the block's state as it is now is part of the tally's counts from here on. */
+void kv_block_pool_count(struct kv_block_pool *pool, uint32_t idx);
+/* For a tally: its in-flight count is looked at, unless it was since the quiet moment. */
+void kv_block_pool_look(struct kv_block_pool *pool, uint32_t idx);
 /* Sets n_blocks free blocks aside, or KV_POOL_FULL; given back by unreserve or used up by take. */
 KV_MUST_CHECK enum kv_status kv_block_pool_reserve(struct kv_block_pool *pool, uint32_t n_blocks);
 void kv_block_pool_unreserve(struct kv_block_pool *pool, uint32_t n_blocks);

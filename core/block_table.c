@@ -66,8 +66,34 @@ static void add_chunk(struct kv_block_table *table, struct kv_table_arena *arena
 	table->tail_idx = chunk_idx;
 }
 
+/* ---- a tally counts owners along with the tables that it has walked ---- */
+
+static void count_entry(const struct kv_block_table *table, struct kv_block_pool *pool, uint32_t entry_idx,
+	uint32_t block_idx, uint32_t n)
+{
+	if (entry_idx < kv_block_table_n_counted(table, pool))
+		pool->tally->owners[block_idx] += n;
+}
+
+/* An entry came, or went. */
+static inline void entry_begins(const struct kv_block_table *table, struct kv_block_pool *pool,
+	uint32_t entry_idx, uint32_t block_idx)
+{
+	if (pool->tally)
+		count_entry(table, pool, entry_idx, block_idx, 1);
+}
+
+static inline void entry_ends(const struct kv_block_table *table, struct kv_block_pool *pool,
+	uint32_t entry_idx, uint32_t block_idx)
+{
+	if (pool->tally)
+		count_entry(table, pool, entry_idx, block_idx, UINT32_MAX); /* one less */
+}
+
+/* ---- */
+
 enum kv_status kv_block_table_append(struct kv_block_table *table, struct kv_table_arena *arena,
-	const kv_block_id ids[], uint32_t n_blocks)
+	struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n_blocks)
 {
 	if (kv_block_table_chunks_needed(table, n_blocks) > arena->n_chunks_max - arena->n_chunks_used)
 		return KV_LIMIT;
@@ -77,6 +103,7 @@ enum kv_status kv_block_table_append(struct kv_block_table *table, struct kv_tab
 		if (entry_idx == 0)
 			add_chunk(table, arena);
 		arena->chunks[table->tail_idx].block_idx[entry_idx] = ids[i].idx;
+		entry_begins(table, pool, table->n_blocks, ids[i].idx);
 		table->n_blocks++;
 	}
 	return KV_OK;
@@ -122,6 +149,7 @@ uint32_t kv_block_table_shrink(struct kv_block_table *table, struct kv_table_are
 		const struct kv_table_chunk *chunk = &arena->chunks[table->tail_idx];
 		const uint32_t entry_idx = --table->n_blocks % KV_CHUNK_ENTRIES;
 
+		entry_ends(table, pool, table->n_blocks, chunk->block_idx[entry_idx]);
 		kv_block_pool_disown(pool, (kv_block_id){ chunk->block_idx[entry_idx] });
 		n_cut++;
 		if (entry_idx == 0)
@@ -182,6 +210,7 @@ uint32_t kv_block_table_open_gap(struct kv_block_table *table, struct kv_table_a
 		const uint32_t next_idx = chunk->next_idx;
 		uint32_t *entry = &chunk->block_idx[table->gap_end % KV_CHUNK_ENTRIES];
 
+		entry_ends(table, pool, table->gap_end, *entry);
 		kv_block_pool_disown(pool, (kv_block_id){ *entry });
 		*entry = KV_BLOCK_NONE;
 		n_freed++;
@@ -216,12 +245,17 @@ static void copy_run(const struct kv_block_table *table, const struct kv_table_a
 	}
 }
 
-void kv_block_table_replace(
-	const struct kv_block_table *table, struct kv_table_arena *arena, uint32_t entry_idx, kv_block_id id)
+void kv_block_table_replace(const struct kv_block_table *table, struct kv_table_arena *arena,
+	struct kv_block_pool *pool, uint32_t entry_idx, kv_block_id id)
 {
 	KV_ASSERT(entry_idx < table->n_blocks);
-	arena->chunks[find_chunk(table, arena, entry_idx / KV_CHUNK_ENTRIES)]
-		.block_idx[entry_idx % KV_CHUNK_ENTRIES] = id.idx;
+
+	uint32_t *entry = &arena->chunks[find_chunk(table, arena, entry_idx / KV_CHUNK_ENTRIES)]
+				   .block_idx[entry_idx % KV_CHUNK_ENTRIES];
+
+	entry_ends(table, pool, entry_idx, *entry);
+	*entry = id.idx;
+	entry_begins(table, pool, entry_idx, id.idx);
 }
 
 void kv_block_table_copy(const struct kv_block_table *table, const struct kv_table_arena *arena,
@@ -294,7 +328,7 @@ static void share_run(struct kv_block_table *table, const struct kv_block_table 
 			kv_block_pool_own(pool, ids[i]);
 		}
 
-		const enum kv_status status = kv_block_table_append(table, arena, ids, n);
+		const enum kv_status status = kv_block_table_append(table, arena, pool, ids, n);
 
 		KV_ASSERT(status == KV_OK);
 		first += n;

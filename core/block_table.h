@@ -41,7 +41,15 @@ struct kv_block_table {
 	uint32_t n_blocks;           /* entries, those of the gap included */
 	uint32_t head_idx, tail_idx; /* chunk arena indices, meaningless when n_blocks is 0 */
 	uint32_t gap_first, gap_end; /* entries [gap_first, gap_end) have no block; equal: there is no gap */
+	/* Private to tally.c: entries before n_counted are counted by the tally with this serial. */
+	uint32_t tally_serial, n_counted;
 };
+/* Entries before this one are counted by the tally that runs; the caller knows that one does. */
+static inline uint32_t kv_block_table_n_counted(
+	const struct kv_block_table *table, const struct kv_block_pool *pool)
+{
+	return table->tally_serial == pool->tally->serial ? table->n_counted : 0;
+}
 static inline bool kv_block_table_has_gap(const struct kv_block_table *table)
 {
 	return table->gap_end > table->gap_first;
@@ -67,7 +75,7 @@ static inline uint32_t kv_block_table_n_chunks(const struct kv_block_table *tabl
 uint32_t kv_block_table_chunks_needed(const struct kv_block_table *table, uint32_t n_blocks);
 /* All or nothing: appends ids, or KV_LIMIT when the arena has too few chunks. */
 KV_MUST_CHECK enum kv_status kv_block_table_append(struct kv_block_table *table, struct kv_table_arena *arena,
-	const kv_block_id ids[], uint32_t n_blocks);
+	struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n_blocks);
 /*
  * Shortens to n_blocks entries, disowning what is cut off, at most n_max blocks a call (from the end).
  * Returns how many. A gap is cut off whole: n_blocks lies outside of it.
@@ -90,8 +98,8 @@ void kv_block_table_share(struct kv_block_table *table, const struct kv_block_ta
 void kv_block_table_append_gap(
 	struct kv_block_table *table, struct kv_table_arena *arena, uint32_t n_entries);
 /* Puts another block into an entry that exists; owner counts are the caller's business. */
-void kv_block_table_replace(
-	const struct kv_block_table *table, struct kv_table_arena *arena, uint32_t entry_idx, kv_block_id id);
+void kv_block_table_replace(const struct kv_block_table *table, struct kv_table_arena *arena,
+	struct kv_block_pool *pool, uint32_t entry_idx, kv_block_id id);
 /*
  * Disowns the blocks of entries [first, end), at most n_max a call, from where the gap ends; returns how
  * many. `first` is the same for all calls while there is a gap; the last entry always stays.

@@ -41,6 +41,7 @@ struct kv_backend_pool;
 struct kv_copy_op;
 struct kv_domain;
 struct kv_prefix_index;
+struct kv_tally;
 
 struct kv_domain_limits {
 	uint32_t sessions_max;  /* <= 65535 */

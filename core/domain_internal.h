@@ -54,6 +54,8 @@ struct kv_domain {
 	uint32_t n_sessions, n_closing, n_staged;
 	struct kv_capture *capture;         /* NULL: no snapshot is being written */
 	struct kv_stage *stage;             /* NULL: nothing is being restored */
+	struct kv_tally *tally;             /* NULL: no audit runs */
+	uint32_t tally_serial;              /* of the last */
 	struct kv_hash_index names, owners; /* ids are slots */
 	uint32_t *leases;                   /* heap of slots, least lease_key_ns first */
 	uint32_t n_leases;

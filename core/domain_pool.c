@@ -5,6 +5,7 @@
 #include "core/domain_internal.h"
 #include "core/memory.h"
 #include "core/prefix_internal.h"
+#include "core/tally.h"
 
 static uint64_t session_tokens_bytes(const struct kv_domain *domain, uint32_t n_layers)
 {
@@ -197,6 +198,8 @@ void kv_domain_pool_remove(struct kv_pool *pool)
 	struct kv_pool_spec *spec = (struct kv_pool_spec *)pool->spec; /* owned since kv_domain_pool_add() */
 	uint32_t idx = 0;
 
+	if (domain->tally)
+		kv_tally_pool_gone(domain->tally, pool);
 	forget_sessions(pool);
 	while (domain->pools[idx] != pool)
 		idx++;

@@ -170,6 +170,15 @@ const uint32_t *kv_prefix_blocks_of(const struct kv_pool *pool, uint32_t node_id
 	return index->nodes[node_idx].is_used ? &index->blocks[(uint64_t)node_idx * index->n_groups] : NULL;
 }
 
+bool kv_prefix_is_kept(const struct kv_pool *pool, uint32_t group_idx, uint32_t block_idx)
+{
+	const struct kv_prefix_index *index = pool->prefixes;
+	const uint32_t node = index->node_of[group_idx][block_idx];
+
+	return node > 0 && node <= index->n_touched && index->nodes[node - 1].is_used &&
+		index->blocks[(uint64_t)(node - 1) * index->n_groups + group_idx] == block_idx;
+}
+
 const char *kv_prefix_check_node(const struct kv_pool *pool, uint32_t node_idx)
 {
 	const struct kv_prefix_index *index = pool->prefixes;

@@ -99,6 +99,8 @@ uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_pr
 /* For the audit. NULL: the node is not in use; else [n_groups]. */
 uint32_t kv_prefix_n_nodes_touched(const struct kv_pool *pool);
 const uint32_t *kv_prefix_blocks_of(const struct kv_pool *pool, uint32_t node_idx);
+/* Does the index say that one of its nodes has the block? */
+bool kv_prefix_is_kept(const struct kv_pool *pool, uint32_t group_idx, uint32_t block_idx);
 /* NULL, or what is wrong with a node that is in use. */
 const char *kv_prefix_check_node(const struct kv_pool *pool, uint32_t node_idx);
 

@@ -75,7 +75,7 @@ static void grow_ring(struct kv_sequence *sequence, uint32_t length)
 			kv_block_pool_take(blocks, 1, 0, &id) != KV_OK)
 			break;
 
-		const enum kv_status status = kv_block_table_append(table, &pool->tables, &id, 1);
+		const enum kv_status status = kv_block_table_append(table, &pool->tables, blocks, &id, 1);
 
 		KV_ASSERT(status == KV_OK);
 	}

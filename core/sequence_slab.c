@@ -6,6 +6,7 @@
 
 #include "core/domain_internal.h"
 #include "core/memory.h"
+#include "core/tally.h"
 
 static uint64_t lengths_bytes(const struct kv_sequence_slab *slab)
 {
@@ -112,6 +113,8 @@ struct kv_sequence *kv_sequence_add(struct kv_session *session, uint64_t sequenc
 	session->n_sequences++;
 	pool->n_sequences++;
 	pool->domain->n_sequences++;
+	if (pool->domain->tally)
+		kv_tally_born(pool->domain->tally, sequence);
 	return sequence;
 }
 

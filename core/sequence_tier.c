@@ -159,7 +159,7 @@ static void append_new(struct kv_sequence *sequence, uint32_t g, uint32_t n_bloc
 		enum kv_status status = kv_block_pool_take(&pool->blocks[g], n, 0, ids);
 
 		KV_ASSERT(status == KV_OK); /* there is room */
-		status = kv_block_table_append(&sequence->tables[g], &pool->tables, ids, n);
+		status = kv_block_table_append(&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
 		KV_ASSERT(status == KV_OK);
 		n_blocks -= n;
 	}

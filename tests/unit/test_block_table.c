@@ -12,7 +12,7 @@ static void grow(
 	kv_block_id ids[N_BLOCKS];
 
 	kv_assert_ok(kv_block_pool_take(pool, n, 0, ids));
-	kv_assert_ok(kv_block_table_append(table, arena, ids, n));
+	kv_assert_ok(kv_block_table_append(table, arena, pool, ids, n));
 }
 
 /* Every range of entries comes back as it was appended, across chunk borders and from both ends. */
@@ -81,18 +81,19 @@ START_TEST(test_block_table_append_is_all_or_nothing)
 {
 	struct kv_block_table a = { 0 }, b = { 0 };
 	struct kv_table_arena arena;
+	struct kv_block_pool pool = { 0 }; /* no tally */
 	kv_block_id ids[200] = { { 0 } };
 
 	kv_assert_ok(kv_table_arena_init(&arena, 3, NULL));
-	kv_assert_ok(kv_block_table_append(&a, &arena, ids, 65));
+	kv_assert_ok(kv_block_table_append(&a, &arena, &pool, ids, 65));
 	ck_assert_uint_eq(kv_block_table_chunks_needed(&a, 63), 0);
 	ck_assert_uint_eq(kv_block_table_chunks_needed(&a, 64), 1);
-	kv_assert_status(kv_block_table_append(&b, &arena, ids, 65), KV_LIMIT);
+	kv_assert_status(kv_block_table_append(&b, &arena, &pool, ids, 65), KV_LIMIT);
 	ck_assert_uint_eq(b.n_blocks, 0);
 	ck_assert_uint_eq(arena.n_chunks_used, 2);
-	kv_assert_ok(kv_block_table_append(&b, &arena, ids, 64));
-	kv_assert_status(kv_block_table_append(&a, &arena, ids, 64), KV_LIMIT);
-	kv_assert_ok(kv_block_table_append(&a, &arena, ids, 63));
+	kv_assert_ok(kv_block_table_append(&b, &arena, &pool, ids, 64));
+	kv_assert_status(kv_block_table_append(&a, &arena, &pool, ids, 64), KV_LIMIT);
+	kv_assert_ok(kv_block_table_append(&a, &arena, &pool, ids, 63));
 	ck_assert_uint_eq(a.n_blocks, 128);
 	kv_table_arena_finish(&arena);
 }
@@ -121,7 +122,7 @@ START_TEST(test_block_table_tables_keep_apart)
 				continue;
 			for (uint32_t i = 0; i < n; i++)
 				expected[t][tables[t].n_blocks + i] = ids[i].idx;
-			kv_assert_ok(kv_block_table_append(&tables[t], &arena, ids, n));
+			kv_assert_ok(kv_block_table_append(&tables[t], &arena, &pool, ids, n));
 		} else {
 			const uint32_t n_left = tables[t].n_blocks > n ? tables[t].n_blocks - n : 0;
 

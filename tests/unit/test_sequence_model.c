@@ -7,6 +7,7 @@
 #include "core/domain.h"
 #include "core/domain_internal.h"
 #include "core/number.h"
+#include "core/tally.h"
 #include "tests/lib/kv_core_test.h"
 
 enum {
@@ -65,6 +66,13 @@ struct world {
 	uint32_t flight_first, n_flights;
 	uint64_t now_ns;
 	uint32_t n_by_status[1000]; /* of finished and refused items */
+	struct kv_tally *tally;
+	uint32_t n_tallies; /* that came to their end */
+	bool is_leaky;
+	uint32_t leak_kind;
+	struct kv_block_pool *leak_blocks;
+	kv_block_id leak_id;
+	struct kv_finding finding; /* of a leaky world */
 };
 
 static uint32_t below(struct world *world, uint32_t n)
@@ -593,6 +601,27 @@ static void audit(struct world *world)
 	kv_test_audit(world->test.domain, plans, world->n_flights);
 }
 
+/* The audit of a running domain, a few entries between operations: it never sees anything wrong. */
+static void tally(struct world *world)
+{
+	struct kv_error err = { 0 };
+	bool is_done = false;
+
+	if (!world->tally)
+		kv_assert_ok(kv_tally_create(world->test.domain, &world->tally, NULL));
+
+	const enum kv_status status = kv_tally_step(
+		world->tally, 1 + below(world, 12), world->n_flights == 0, &is_done, &world->finding, &err);
+
+	ck_assert_msg(status == (world->finding.pool[0] ? KV_INTERNAL : KV_OK), "%s", err.msg);
+	ck_assert_msg(world->is_leaky || status == KV_OK, "%s", err.msg);
+	if (!is_done && status == KV_OK)
+		return;
+	world->n_tallies++;
+	kv_tally_destroy(world->tally);
+	world->tally = NULL;
+}
+
 static void step(struct world *world)
 {
 	const uint32_t kind = below(world, 100);
@@ -614,6 +643,9 @@ static void step(struct world *world)
 		step_session(world);
 	else
 		ck_assert_uint_le(kv_domain_release(world->test.domain, n_max), n_max);
+	tally(world);
+	if (world->is_leaky)
+		return;
 	audit(world);
 	compare(world);
 }
@@ -642,7 +674,7 @@ static void wind_up(struct world *world)
 	ck_assert_uint_eq(world->test.domain->n_sequences, 0);
 }
 
-static void run(struct world *world, uint64_t seed, uint32_t n_steps, const char *options, const char *groups)
+static void begin(struct world *world, uint64_t seed, const char *options, const char *groups)
 {
 	char pool[256];
 
@@ -668,12 +700,57 @@ static void run(struct world *world, uint64_t seed, uint32_t n_steps, const char
 	for (uint32_t i = 0; i < N_FLIGHTS; i++)
 		ck_assert_int_eq(
 			posix_memalign((void **)&world->flights[i].area, 4096, world->area_bytes), 0);
-	for (uint32_t i = 0; i < n_steps; i++)
-		step(world);
-	wind_up(world);
+}
+
+static void end(struct world *world)
+{
 	for (uint32_t i = 0; i < N_FLIGHTS; i++)
 		free(world->flights[i].area);
+	kv_tally_destroy(world->tally);
 	kv_test_domain_finish(&world->test);
+}
+
+static void run(struct world *world, uint64_t seed, uint32_t n_steps, const char *options, const char *groups)
+{
+	begin(world, seed, options, groups);
+	for (uint32_t i = 0; i < n_steps; i++)
+		step(world);
+	ck_assert_uint_ge(world->n_tallies, 10);
+	wind_up(world);
+	end(world);
+}
+
+/* Something that the books say and nobody has. False: not now. */
+static bool leak(struct world *world, uint32_t kind, uint64_t session)
+{
+	struct kv_pool *pool = world->test.pool;
+	struct kv_block_pool *blocks = &pool->blocks[below(world, pool->spec->n_groups)];
+	kv_block_id id = { below(world, blocks->n_blocks) };
+
+	if (kind == 0) {
+		if (kv_block_pool_take(blocks, 1, 0, &id) != KV_OK)
+			return false;
+	} else if (blocks->owners[id.idx] == 0) {
+		return false;
+	} else if (kind == 1) {
+		kv_block_pool_own(blocks, id);
+	} else {
+		kv_block_pool_flight_begin(blocks, id);
+	}
+	kv_block_pool_mark(blocks, &id, 1, session);
+	world->is_leaky = true;
+	world->leak_kind = kind;
+	world->leak_blocks = blocks;
+	world->leak_id = id;
+	return true;
+}
+
+static void mend(struct world *world)
+{
+	if (world->leak_kind < 2)
+		kv_block_pool_disown(world->leak_blocks, world->leak_id);
+	else
+		kv_block_pool_flight_end(world->leak_blocks, world->leak_id);
 }
 
 /*
@@ -701,6 +778,37 @@ START_TEST(test_sequence_model_agrees)
 }
 END_TEST
 
+/*
+ * FAILURES M2: a block that gets lost while operations go on is found by the first audit that begins after
+ * it, at the latest, and told with the session that took it.
+ */
+START_TEST(test_a_leak_is_found_while_operations_go_on)
+{
+	static struct world world;
+
+	for (uint32_t i = 0; i < 60; i++) {
+		const uint64_t seed = 0x1EAC0000 + i, session = 0x5E551017 + i;
+
+		begin(&world, seed, i % 2 ? "24" : "24,window=20", i % 4 < 2 ? NULL : "[[0,2],[1]]");
+		for (uint32_t k = below(&world, 400); k > 0; k--)
+			step(&world);
+		for (uint32_t kind = i; !leak(&world, kind % 3, session); kind++)
+			step(&world);
+
+		const uint32_t n_tallies = world.n_tallies;
+
+		for (uint32_t k = 0; k < 3000 && !world.finding.pool[0]; k++)
+			step(&world);
+		ck_assert_msg(world.finding.session == session, "seed %llx: session %llx",
+			(unsigned long long)seed, (unsigned long long)world.finding.session);
+		ck_assert_uint_le(world.n_tallies, n_tallies + 2);
+		mend(&world);
+		wind_up(&world);
+		end(&world);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("sequence_model");
@@ -708,6 +816,7 @@ int main(void)
 
 	tcase_add_test(tcase, test_sequence_model_agrees);
 	tcase_set_timeout(tcase, 120);
+	tcase_add_test(tcase, test_a_leak_is_found_while_operations_go_on);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
 }
