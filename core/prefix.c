@@ -337,8 +337,8 @@ static void share_path(struct kv_sequence *sequence, uint32_t n)
 		for (uint32_t i = 0; i < n; i++) {
 			const uint64_t at = (uint64_t)index->path[i] * index->n_groups + g;
 			const kv_block_id id = { index->blocks[at] };
-			const enum kv_status status =
-				kv_block_table_append(&sequence->tables[g], &pool->tables, &pool->blocks[g], &id, 1);
+			const enum kv_status status = kv_block_table_append(
+				&sequence->tables[g], &pool->tables, &pool->blocks[g], &id, 1);
 
 			KV_ASSERT(status == KV_OK);
 			kv_block_pool_own(&pool->blocks[g], id);

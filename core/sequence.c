@@ -156,7 +156,8 @@ static void take_blocks(struct kv_session *session, struct kv_sequence *sequence
 
 			KV_ASSERT(status == KV_OK);
 			kv_block_pool_mark(&pool->blocks[g], ids, n, session->handle);
-			status = kv_block_table_append(&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
+			status = kv_block_table_append(
+				&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
 			KV_ASSERT(status == KV_OK);
 			n_left -= n;
 			n_reserved -= n_from_reservation;

@@ -89,7 +89,8 @@ void kv_sequence_unshare(struct kv_sequence *sequence, uint32_t group_idx, uint3
 			KV_ASSERT(status == KV_OK);
 			kv_block_pool_mark(blocks, &new, 1, sequence->session->handle);
 			n_from_reservation -= n_from_reservation > 0;
-			kv_block_table_replace(&sequence->tables[group_idx], &pool->tables, blocks, first + i, new);
+			kv_block_table_replace(
+				&sequence->tables[group_idx], &pool->tables, blocks, first + i, new);
 			/* The copy takes the entry's share of the old block over. */
 			if (longest > (first + i) * pool->spec->block_size)
 				order_copy(pool, group_idx, old.idx, new.idx);

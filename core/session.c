@@ -147,7 +147,8 @@ static void take_tables(struct kv_session *session, uint32_t n_blocks, uint64_t 
 			enum kv_status status = kv_block_pool_take(&pool->blocks[g], n, n, ids);
 
 			KV_ASSERT(status == KV_OK);
-			status = kv_block_table_append(&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
+			status = kv_block_table_append(
+				&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
 			KV_ASSERT(status == KV_OK);
 			n_left -= n;
 		}

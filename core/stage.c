@@ -357,8 +357,8 @@ static enum kv_status adopt(
 			number < blocks->n_numbers ? "has too few rows" : "is not there");
 
 	const kv_block_id block = { blocks->ids[number] & KV_STAGE_BLOCK };
-	const enum kv_status status =
-		kv_block_table_append(&sequence->tables[group_idx], &pool->tables, &pool->blocks[group_idx], &block, 1);
+	const enum kv_status status = kv_block_table_append(
+		&sequence->tables[group_idx], &pool->tables, &pool->blocks[group_idx], &block, 1);
 
 	KV_ASSERT(status == KV_OK);
 	if (blocks->ids[number] & KV_STAGE_ADOPTED) {

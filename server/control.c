@@ -157,19 +157,6 @@ static bool answer_after_probe(struct srv_server *server, struct srv_control *co
 	return false;
 }
 
-static void answer_audit(struct srv_server *server, struct srv_control *control)
-{
-	const uint64_t begun_ns = kv_clock_now_ns(server->seams.clock);
-	const enum kv_status status = srv_server_audit(server, &control->error);
-
-	control->duration_us = (uint32_t)srv_us_since(kv_clock_now_ns(server->seams.clock), begun_ns);
-	control->is_passed = status == KV_OK;
-	if (status == KV_NO_MEMORY)
-		control->status = status;
-	if (status == KV_INTERNAL)
-		srv_log(SRV_LOG_ERROR, "audit: %s", control->error.msg);
-}
-
 static void begin(struct srv_control *control)
 {
 	control->status = KV_OK;
@@ -288,7 +275,7 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 		srv_take_settings(server); /* published after this turn began, perhaps */
 		break;
 	case SRV_CONTROL_AUDIT:
-		answer_audit(server, control);
+		is_done = srv_audit_answer(server, control);
 		break;
 	}
 	*is_parked = !is_done;

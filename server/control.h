@@ -17,6 +17,7 @@
 #include "core/io.h"
 #include "core/prefix.h"
 #include "core/report.h"
+#include "core/tally.h"
 #include "server/capacity.h"
 #include "server/metrics.h"
 #include "server/settings.h"
@@ -44,7 +45,7 @@ enum srv_control_kind {
 	SRV_CONTROL_METRICS,        /* counters, gauges, rows: pool */
 	SRV_CONTROL_READY,          /* is_deep: run a known-answer decode now */
 	SRV_CONTROL_SELF_TEST,      /* runs a known-answer decode now; is_passed, ready_reason */
-	SRV_CONTROL_AUDIT,          /* is_passed, error */
+	SRV_CONTROL_AUDIT,          /* is_passed, error, audit */
 	SRV_CONTROL_DRAIN,          /* gauges */
 	SRV_CONTROL_SNAPSHOT,       /* name, id = session or 0: begins one; checkpoint */
 	SRV_CONTROL_RESTORE,        /* name: begins; checkpoint */
@@ -141,6 +142,12 @@ struct srv_connection_row {
 	const char *state; /* static text */
 };
 
+/* What an audit found, and what it looked at. */
+struct srv_audit_view {
+	struct kv_finding finding;
+	struct kv_tally_counts counts;
+};
+
 /* The snapshot or restore that runs, or what became of the last one. */
 struct srv_checkpoint_view {
 	uint64_t n_begun; /* since start; 0: there was none */
@@ -205,6 +212,7 @@ struct srv_control {
 	struct srv_session_row session; /* SESSION: the session itself */
 	char ready_reason[160];         /* READY: why not */
 	struct srv_checkpoint_view checkpoint;
+	struct srv_audit_view audit;
 	/* Called by the loop thread when answered; the struct belongs to the control thread again. */
 	void (*done)(struct srv_control *control);
 	void *user;

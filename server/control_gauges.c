@@ -78,6 +78,11 @@ void srv_server_gauges(struct srv_server *server, struct srv_gauges *out)
 		: UINT64_MAX;
 	out->batch_oldest_ms = srv_scheduler_oldest_ns(server) / KV_NS_PER_MS;
 	srv_spill_gauges(server->spill, out);
+	if (server->audit.has_difference) {
+		out->has_difference = 1;
+		out->difference_session = server->audit.difference.session;
+		memcpy(out->difference_pool, server->audit.difference.pool, sizeof(out->difference_pool));
+	}
 	out->is_ready = srv_probe_is_ready(server, reason, sizeof(reason));
 	out->resident_bytes = resident_bytes();
 	out->config_generation = server->settings_generation;

@@ -224,6 +224,28 @@ struct srv_probe {
 	uint32_t n_deep;
 };
 
+/* ---- is everything accounted for? audit.c ---- */
+/* Table entries, blocks and others that an audit looks at in a turn, at most. */
+#define SRV_AUDIT_PER_TURN KV_TALLY_STEP_MAX
+struct srv_audit_result {
+	enum kv_status status; /* OK, INTERNAL: a difference; BUSY_RETRY, NO_MEMORY: none */
+	struct kv_error error;
+	struct kv_finding finding;
+	struct kv_tally_counts counts;
+	uint32_t duration_us;
+};
+struct srv_audit {
+	struct kv_tally *tally;
+	bool is_running, is_counted; /* is_counted: the tally is through, requests follow */
+	uint32_t n_asked, n_begun, n_ended;
+	uint32_t slot;
+	uint64_t begun_ns, next_ns;
+	struct srv_audit_result now, last;
+	bool has_difference; /* the last that came to a result */
+	struct kv_finding difference;
+	struct kv_error whole_error; /* of srv_audit_whole() */
+};
+
 #define SRV_MOVERS 2u /* snapshots, tiers */
 
 struct srv_server {
@@ -251,6 +273,7 @@ struct srv_server {
 	struct srv_probe probe;
 	struct srv_checkpoint *checkpoint;
 	struct srv_spill *spill;
+	struct srv_audit audit;
 	struct srv_mover *movers[SRV_MOVERS]; /* NULL: unused */
 	struct kvp_request scratch;           /* the frame being checked */
 	uint8_t goaway_frame[KVP_HEADER_BYTES];
@@ -329,6 +352,18 @@ uint32_t srv_reply_header(const struct srv_conn *conn, uint8_t *room, enum kv_st
 /* Sends the reply that was written to the room, and goes on with the next frame. */
 void srv_reply_send(struct srv_conn *conn, uint32_t n_bytes);
 
+/* audit.c */
+void srv_audit_turn(struct srv_server *server);
+/* When srv_audit_turn() has something to do next; UINT64_MAX: an event tells. */
+uint64_t srv_audit_next_ns(const struct srv_server *server);
+/* Nothing is to be sealed: the audit waits until no batch of the lane is in flight. */
+bool srv_audit_holds(const struct srv_server *server, const struct srv_lane *lane);
+/* GET /v1/audit: the result of an audit that began after it was asked for. False: not yet. */
+KV_MUST_CHECK bool srv_audit_answer(struct srv_server *server, struct srv_control *control);
+void srv_audit_finish(struct srv_server *server);
+/* Builds with KV_DEBUG: everything at once; logs what is new. */
+void srv_audit_whole(struct srv_server *server);
+
 /* server.c: goes over to settings that a reload published */
 void srv_take_settings(struct srv_server *server);
 /* control.c */
@@ -401,6 +436,8 @@ void srv_request_finish(struct srv_request *request);
 KV_MUST_CHECK enum kv_status srv_lane_open(
 	struct srv_server *server, struct kv_pool *pool, struct kv_error *err);
 void srv_lane_close(struct srv_server *server, struct srv_lane *lane);
+/* No batch of it is in flight. */
+bool srv_lane_is_quiet(const struct srv_lane *lane);
 bool srv_lane_is_idle(const struct srv_lane *lane);
 void srv_lane_enqueue(struct srv_lane *lane, struct srv_request *request);
 /* Finishes what the backend is done with. */

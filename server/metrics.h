@@ -50,6 +50,8 @@ void srv_histogram_add(struct srv_histogram *histogram, uint64_t value_us);
 	X(fetches_failed, "sequences whose rows were lost in a tier, or not wanted")     \
 	X(control_requests, "control requests answered by the loop")                     \
 	X(self_tests, "known-answer decodes")                                            \
+	X(audits, "audits of tables and blocks that came to a result")                   \
+	X(audits_failed, "audits that found a difference")                               \
 	X(self_tests_failed, "known-answer decodes that were wrong or did not come back")
 
 /* Rejections by status: refused items plus refused frames, one slot per row of the status table. */
@@ -83,6 +85,9 @@ struct srv_gauges {
 	uint64_t self_test_age_ms, batch_oldest_ms;
 	uint64_t config_generation, n_reloads, n_reload_failures;
 	uint8_t is_ready, is_draining;
+	uint8_t has_difference; /* the last audit found one: */
+	uint64_t difference_session;
+	char difference_pool[KV_POOL_NAME_BYTES_MAX + 1];
 };
 
 #endif

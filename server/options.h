@@ -67,6 +67,8 @@
 	N(drain_timeout_ms, 10000, 0, 3600000, "after SIGTERM: time for requests in flight")                \
 	N(busy_poll_us, 0, 0, 1000000, "spin so long for events before sleeping")                           \
 	N(self_test_interval_ms, 10000, 100, 3600000, "period of the known-answer decode behind /readyz")   \
+	N(audit_interval_ms, 60000, 0, 86400000,                                                            \
+		"period in which tables and blocks are counted again, 0 = only when asked")                 \
 	S(snapshot_dir, "off", "directory for snapshots of sessions, 'off': none can be made")              \
 	S(restore, "off", "snapshot to restore before listening; the start fails when that fails")          \
 	B(host_tier_bytes, 0, 0, 17592186044416, "host memory for spilled sequences, 0 = none")             \

@@ -162,6 +162,15 @@ static void add_gauges(const struct scrape *scrape)
 	single_ms(text, "self_test_age_seconds",
 		"age of the last known-answer decode that was right, +Inf before the first",
 		gauges->self_test_age_ms);
+	family(text, "audit_difference", "gauge",
+		"1: the last audit found one, with its pool and the session whose it is, or was");
+	srv_text_printf(text, "tqkv_audit_difference{");
+	label(text, "pool", gauges->difference_pool);
+	if (gauges->difference_session != 0)
+		srv_text_printf(text, ",session=\"%016llx\"} %u\n",
+			(unsigned long long)gauges->difference_session, gauges->has_difference);
+	else
+		srv_text_printf(text, ",session=\"\"} %u\n", gauges->has_difference);
 	single(text, "config_reloads_total", "counter", "reloads of the configuration that took effect",
 		gauges->n_reloads);
 	single(text, "config_reload_failures_total", "counter",

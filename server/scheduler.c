@@ -76,6 +76,11 @@ void srv_lane_close(struct srv_server *server, struct srv_lane *lane)
 	memset(lane, 0, sizeof(*lane));
 }
 
+bool srv_lane_is_quiet(const struct srv_lane *lane)
+{
+	return lane->n_flights == 0;
+}
+
 bool srv_lane_is_idle(const struct srv_lane *lane)
 {
 	return lane->n_queued == 0 && lane->n_flights == 0 && lane->pool->n_copies == 0;
@@ -109,7 +114,8 @@ static bool wants_moves(const struct srv_server *server, const struct srv_lane *
 /* Copies do not wait for items: a sequence that nobody asks about any more still has to become whole. */
 static bool has_something_to_seal(const struct srv_server *server, const struct srv_lane *lane)
 {
-	return lane->n_queued > 0 || lane->pool->n_copies > 0 || wants_moves(server, lane);
+	return (lane->n_queued > 0 || lane->pool->n_copies > 0 || wants_moves(server, lane)) &&
+		!srv_audit_holds(server, lane);
 }
 
 static bool can_add(const struct srv_flight *flight)

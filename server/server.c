@@ -12,7 +12,6 @@
 #include <poll.h>
 #include <string.h>
 
-#include "core/audit.h"
 #include "core/memory.h"
 #include "server/checkpoint.h"
 #include "server/spill.h"
@@ -123,6 +122,7 @@ enum kv_status srv_server_create(const struct srv_options *options, const struct
 	server->now_ns = server->started_ns = kv_clock_now_ns(seams->clock);
 	server->last_event_ns = server->now_ns;
 	srv_take_settings(server);
+	server->audit.next_ns = server->now_ns + server->options->audit_interval_ms * KV_NS_PER_MS;
 	const enum kv_status status = build(server, err);
 
 	if (status != KV_OK) {
@@ -151,6 +151,7 @@ void srv_server_destroy(struct srv_server *server)
 			((struct srv_flight *)batch->user)->is_submitted = false;
 	}
 	srv_checkpoint_destroy(server->checkpoint);
+	srv_audit_finish(server);
 	if (server->domain) {
 		for (struct kv_pool *pool; (pool = kv_domain_pool_at(server->domain, 0));) {
 			server->backend->ops->pool_destroy(server->backend, pool->backend_pool);
@@ -312,6 +313,7 @@ void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
 	srv_conns_retry_waiting(server);
 	srv_checkpoint_turn(server->checkpoint);
 	srv_spill_turn(server->spill);
+	srv_audit_turn(server);
 	srv_scheduler_seal(server);
 	srv_scheduler_reap(server); /* small batches are finished inside submit() */
 	if (server->is_lost) {
@@ -322,6 +324,9 @@ void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
 	server->turns++;
 	if (server->seams.pulse)
 		atomic_store(&server->seams.pulse->turn_ns, server->now_ns);
+#ifdef KV_DEBUG
+	srv_audit_whole(server);
+#endif
 }
 
 static int64_t until(uint64_t now_ns, uint64_t then_ns, int64_t bound_ns)
@@ -367,6 +372,8 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 
 	if (expiry_ns != UINT64_MAX)
 		wait_ns = until(now_ns, expiry_ns, wait_ns);
+	if (srv_audit_next_ns(server) != UINT64_MAX)
+		wait_ns = until(now_ns, srv_audit_next_ns(server), wait_ns);
 	if (srv_spill_next_ns(server->spill) != UINT64_MAX && !server->is_lost)
 		wait_ns = until(now_ns, srv_spill_next_ns(server->spill), wait_ns);
 	/* Its end is an event, and a lost device gets none: neither must make us spin. */
@@ -461,71 +468,4 @@ struct kv_domain *srv_server_domain(struct srv_server *server)
 const struct srv_counters *srv_server_counters(const struct srv_server *server)
 {
 	return &server->counters;
-}
-
-static enum kv_status audit_slots(struct srv_server *server, struct kv_error *err)
-{
-	for (uint32_t c = 0; c < 2; c++) {
-		const struct srv_slots *slots = &server->slots[c];
-		uint32_t n_used = 0, n_free = 0;
-
-		for (uint32_t i = 0; i < slots->n; i++)
-			n_used += slots->requests[i].sm.state != REQ_FREE;
-		kv_list_for_each (node, &slots->free)
-			n_free++;
-		if (n_used != slots->n_used || n_used + n_free != slots->n)
-			return kv_fail(err, KV_INTERNAL,
-				"slots of class %u: %u in use, %u counted, %u free of %u", c, n_used,
-				slots->n_used, n_free, slots->n);
-	}
-	return KV_OK;
-}
-
-static enum kv_status audit_sessions(struct srv_server *server, struct kv_error *err)
-{
-	uint32_t slot = 0;
-
-	for (struct kv_session *session; (session = kv_session_next(server->domain, &slot));) {
-		uint32_t n_queued = 0, n_outstanding = 0;
-
-		for (uint32_t c = 0; c < 2; c++) {
-			for (uint32_t i = 0; i < server->slots[c].n; i++) {
-				const struct srv_request *request = &server->slots[c].requests[i];
-
-				if (request->session != session)
-					continue;
-				n_queued += request->sm.state == REQ_QUEUED;
-				n_outstanding +=
-					request->sm.state == REQ_QUEUED || request->sm.state == REQ_RUNNING;
-			}
-		}
-		if (n_queued != session->n_queued || n_outstanding != session->n_outstanding)
-			return kv_fail(err, KV_INTERNAL,
-				"session %016llx: %u queued and %u outstanding, counted %u and %u",
-				(unsigned long long)session->handle, n_queued, n_outstanding,
-				session->n_queued, session->n_outstanding);
-	}
-	return KV_OK;
-}
-
-enum kv_status srv_server_audit(struct srv_server *server, struct kv_error *err)
-{
-	struct kv_plan *plans[KV_POOLS_MAX * SRV_PLANS_PER_LANE];
-	uint32_t n_plans = 0;
-
-	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
-		struct srv_lane *lane = &server->lanes[i];
-
-		for (uint32_t f = 0; lane->pool && f < lane->n_flights; f++)
-			plans[n_plans++] = &lane->flights[(lane->flight_first + f) % SRV_PLANS_PER_LANE].plan;
-	}
-	enum kv_status status = kv_audit_domain(server->domain, plans, n_plans, err);
-
-	if (status == KV_OK)
-		status = srv_spill_audit(server->spill, err);
-	if (status == KV_OK)
-		status = audit_slots(server, err);
-	if (status == KV_OK)
-		status = audit_sessions(server, err);
-	return status;
 }

@@ -21,7 +21,7 @@ static const enum srv_option_idx reloadable[] = { IDX(log_level), IDX(http_name)
 	IDX(http_certificate_file), IDX(http_key_file), IDX(http_client_ca_file), IDX(unix_uids),
 	IDX(inflight_requests_max), IDX(inflight_bytes_max), IDX(io_timeout_ms), IDX(send_timeout_ms),
 	IDX(hello_timeout_ms), IDX(min_rate_bytes_per_s), IDX(drain_timeout_ms), IDX(busy_poll_us),
-	IDX(self_test_interval_ms) };
+	IDX(self_test_interval_ms), IDX(audit_interval_ms) };
 
 const char *srv_reload_name(uint32_t bit_idx)
 {

@@ -154,7 +154,7 @@ static void check_asleep(struct sim_world *world)
 		const struct srv_lane *lane = &server->lanes[i];
 
 		SIM_CHECK(!lane->pool || server->is_lost || lane->n_queued == 0 ||
-				lane->n_flights == SRV_PLANS_PER_LANE,
+				lane->n_flights == SRV_PLANS_PER_LANE || srv_audit_holds(server, lane),
 			"%u requests wait, %u batches are in flight", lane->n_queued, lane->n_flights);
 	}
 }
@@ -198,6 +198,8 @@ void sim_world_check(struct sim_world *world)
 	const enum kv_status status = srv_server_audit(world->server, &err);
 
 	SIM_CHECK(status == KV_OK, "%s", err.msg);
+	SIM_CHECK(world->server->counters.audits_failed == 0, "an audit in pieces: %s",
+		world->server->audit.last.error.msg);
 	world->n_changes_checked = world->n_changes;
 	sim_model_compare(&world->model, world->server->domain);
 	check_asleep(world);

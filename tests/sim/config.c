@@ -55,6 +55,7 @@ struct sim_config sim_config_plain(uint64_t seed)
 		.long_per_mille = 300,
 		.items_max = 4,
 		.audits_every_turn = true,
+		.audit_interval_ms = 100,
 	};
 }
 
@@ -244,6 +245,8 @@ struct sim_config sim_config_random(uint64_t seed)
 	draw_pools(&config, &rng);
 	draw_bounds(&config, &rng);
 	draw_behaviour(&config, &rng);
+	config.audit_interval_ms = sim_chance(&rng, 200) ? 0 : sim_between(&rng, 1, 20);
+	config.audit_step_max = sim_chance(&rng, 200) ? 0 : sim_between(&rng, 1, 60);
 	if (sim_chance(&rng, 200))
 		make_lasting(&config, &rng);
 	else if (sim_chance(&rng, 250))

@@ -169,6 +169,9 @@ static void done(struct srv_control *control)
 				control->n_rows == world->server->n_conns,
 			"%u connections are listed, %u are open", control->n_rows, world->server->n_conns);
 		break;
+	case SRV_CONTROL_AUDIT:
+		SIM_CHECK(control->status != KV_OK || control->is_passed, "audit: %s", control->error.msg);
+		break;
 	case SRV_CONTROL_TENANTS:
 		check_tenants(world, control);
 		break;
@@ -213,7 +216,7 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 		SRV_CONTROL_OCCUPANCY, SRV_CONTROL_SESSIONS, SRV_CONTROL_SESSION, SRV_CONTROL_CONNECTIONS,
 		SRV_CONTROL_READY, SRV_CONTROL_SELF_TEST, SRV_CONTROL_POOL, SRV_CONTROL_PLAN,
 		SRV_CONTROL_SEQUENCE, SRV_CONTROL_METRICS, SRV_CONTROL_TENANTS, SRV_CONTROL_PREFIXES,
-		SRV_CONTROL_PREFIX, SRV_CONTROL_PREFIX_DELETE };
+		SRV_CONTROL_PREFIX, SRV_CONTROL_PREFIX_DELETE, SRV_CONTROL_AUDIT };
 	struct srv_control *control = &asked->control;
 
 	kv_pool_spec_destroy(control->spec);

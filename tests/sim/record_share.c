@@ -1,6 +1,7 @@
 /*
  * Watched calls that share blocks and make room: FORK, PUBLISH, MATCH, PIN, eviction.
  */
+#include "core/tally.h"
 #include "tests/sim/record.h"
 #include "tests/sim/world.h"
 
@@ -132,5 +133,29 @@ WRAPPED(enum kv_status, kv_prefix_match, struct kv_session *session, uint64_t se
 
 	check_prefix(KVP_OP_MATCH, session, sequence_id, status, result, &expected);
 	sim_model_matched(model, session->handle, sequence_id, &expected, is_evictable);
+	return status;
+}
+
+/* ---- audits ---- */
+
+/* No step looks at more than it was told to, and that is never more than 4096. */
+WRAPPED(enum kv_status, kv_tally_step, struct kv_tally *tally, uint32_t n_max, bool is_quiet, bool *is_done,
+	struct kv_finding *finding, struct kv_error *err)
+{
+	const struct kv_tally_counts before = kv_tally_counts(tally);
+	struct sim_world *world = sim_world_now;
+
+	SIM_CHECK(n_max <= 4096, "an audit may look at %u entries in a turn", n_max);
+	if (world && world->config.audit_step_max > 0)
+		n_max = sim_between(&world->rng, 1, world->config.audit_step_max);
+
+	const enum kv_status status = __real_kv_tally_step(tally, n_max, is_quiet, is_done, finding, err);
+	const struct kv_tally_counts after = kv_tally_counts(tally);
+	const uint64_t n = after.n_sessions - before.n_sessions + after.n_entries - before.n_entries +
+		after.n_blocks - before.n_blocks;
+
+	SIM_CHECK(n <= n_max, "an audit looked at %llu entries and blocks in a turn", (unsigned long long)n);
+	if (world && world->maxima.n_audited < n)
+		world->maxima.n_audited = (uint32_t)n;
 	return status;
 }

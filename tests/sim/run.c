@@ -198,6 +198,7 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 	seen->n_saved += world->n_saved;
 	seen->n_restored += world->n_restored;
 	seen->n_refused += world->n_refused;
+	seen->n_audits += counters->audits;
 	seen->n_expired += counters->sessions_expired;
 	seen->n_closed_slow += counters->connections_closed_slow;
 	seen->n_slot_waits += counters->slot_waits;
@@ -206,6 +207,7 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 	seen->maxima.field = maxima->field
 	KEEP_LARGER(n_controls);
 	KEEP_LARGER(n_rows);
+	KEEP_LARGER(n_audited);
 	KEEP_LARGER(n_released);
 	KEEP_LARGER(n_batches_begun);
 	KEEP_LARGER(n_in_flight);

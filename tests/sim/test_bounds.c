@@ -1,8 +1,8 @@
 /*
  * The bounds of a turn, counted from outside in 100 000 seeded turns under more work than fits into one: at
  * most 8 control requests of 256 list rows each, 1024 blocks given back, one batch per pool sealed, two in
- * flight. The watched calls fail the test at once where a bound is broken; here it is also asked that the
- * work was enough to reach each of them.
+ * flight, 4096 table entries and blocks audited. The watched calls fail the test at once where a bound is
+ * broken; here it is also asked that the work was enough to reach each of them.
  */
 #include "tests/lib/kv_test.h"
 #include "tests/sim/client.h"
@@ -53,6 +53,8 @@ static struct sim_config big_config(uint64_t seed)
 	config.tokens_per_item_max = 1;
 	config.items_max = 3;
 	config.audits_every_turn = false; /* every 64th */
+	config.audit_interval_ms = 10;
+	config.audit_step_max = 0;
 	return config;
 }
 
@@ -129,6 +131,8 @@ START_TEST(test_a_turn_is_bounded)
 	ck_assert_uint_eq(maxima->n_released, SRV_RELEASE_PER_TURN);
 	ck_assert_uint_eq(maxima->n_batches_begun, 1);
 	ck_assert_uint_eq(maxima->n_in_flight, SRV_PLANS_PER_LANE);
+	ck_assert_uint_eq(maxima->n_audited, 4096);
+	ck_assert_uint_ge(world.server->counters.audits, 10);
 	for (uint32_t i = 0; i < config.n_peers; i++)
 		world.peers[i].may_end = "the test is over";
 	sim_world_finish(&world, false);

@@ -51,6 +51,8 @@ struct sim_config {
 	uint32_t spill_idle_ms, spill_per_mille;
 	uint32_t snapshot_per_mille; /* of actions: snapshots, restores, files that are damaged */
 	bool audits_every_turn, saves_on_drain;
+	uint32_t audit_interval_ms; /* of the audits that the server runs by itself */
+	uint32_t audit_step_max;    /* cuts their steps further, so that small pools take many; 0: does not */
 };
 
 /* What one turn did, counted from outside. */
@@ -61,6 +63,7 @@ struct sim_turn_counts {
 /* The largest of each over the run. */
 struct sim_maxima {
 	uint32_t n_controls, n_rows, n_released, n_batches_begun, n_in_flight;
+	uint32_t n_audited; /* sessions, table entries and blocks */
 };
 
 struct sim_world {

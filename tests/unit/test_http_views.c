@@ -396,21 +396,26 @@ START_TEST(test_http_views_admin)
 {
 	control->is_passed = true;
 	control->duration_us = 12;
+	control->audit.counts = (struct kv_tally_counts){ 1, 2, 3, 4 };
 	srv_view_self_test(control, &text);
 	assert_json("{\"is_passed\":true,\"reason\":null,\"duration_us\":12}");
 	srv_text_finish(&text);
 	srv_view_audit(control, &text);
-	assert_json("{\"is_clean\":true,\"difference\":null,\"duration_us\":12}");
+	assert_json("{\"is_clean\":true,\"difference\":null,\"session\":null,\"pool\":null,\"n_sessions\":1,"
+		    "\"n_sequences\":2,\"n_table_entries\":3,\"n_blocks\":4,\"duration_us\":12}");
 	srv_text_finish(&text);
 	control->is_passed = false;
 	strcpy(control->ready_reason, "known answer off");
 	strcpy(control->error.msg, "block 3: 2 owners, counted 1");
+	control->audit.finding = (struct kv_finding){ .session = 0xAB, .pool = "p" };
 	srv_view_self_test(control, &text);
 	assert_json("{\"is_passed\":false,\"reason\":\"known answer off\",\"duration_us\":12}");
 	srv_text_finish(&text);
 	srv_view_audit(control, &text);
-	assert_json(
-		"{\"is_clean\":false,\"difference\":\"block 3: 2 owners, counted 1\",\"duration_us\":12}");
+	assert_json("{\"is_clean\":false,\"difference\":\"block 3: 2 owners, counted 1\",\"session\":"
+		    "\"00000000000000ab\",\"pool\":\"p\",\"n_sessions\":1,\"n_sequences\":2,\"n_table_"
+		    "entries\":3,"
+		    "\"n_blocks\":4,\"duration_us\":12}");
 	srv_text_finish(&text);
 	control->gauges.n_connections = 4;
 	control->gauges.n_sessions = 3;
