@@ -59,7 +59,9 @@ static enum kv_status prepare(
 	const char *dir = server->options->snapshot_dir;
 
 	if (strcmp(dir, "off") == 0)
-		return kv_fail(err, KV_BAD_STATE, "there is no snapshot_dir to keep snapshots in");
+		return kv_fail(err, KV_BAD_STATE,
+			"there is no snapshot_dir to keep snapshots in; start the daemon with "
+			"--snapshot-dir");
 	if (!is_name(name))
 		return kv_fail(err, KV_BAD_ARG,
 			"snapshot name '%.70s': expected 1 to 64 of A-Z a-z 0-9 . _ -, not a dot first",

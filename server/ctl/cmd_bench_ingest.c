@@ -10,9 +10,7 @@
 #include "core/checked.h"
 #include "core/clock.h"
 #include "core/memory.h"
-#include "core/number.h"
-#include "server/ctl/client.h"
-#include "server/ctl/percentile.h"
+#include "server/ctl/bench_rig.h"
 #include "server/ctl/table.h"
 
 enum { ARG_TOKENS, ARG_CONTEXT, ARG_KV_HEADS, ARG_HEAD_DIM, ARG_K, ARG_V, ARG_IN_FLIGHT, ARG_COUNT, N_ARGS };
@@ -49,16 +47,8 @@ static const struct srv_arg args[N_ARGS] = {
 		.min = 1,
 		.max = 256,
 		.help = "channels of K and V" },
-	[ARG_K] = { .name = "k",
-		.kind = SRV_ARG_TEXT,
-		.placeholder = "FORMAT",
-		.text = "tq4",
-		.help = "row format of K" },
-	[ARG_V] = { .name = "v",
-		.kind = SRV_ARG_TEXT,
-		.placeholder = "FORMAT",
-		.text = "tq4",
-		.help = "row format of V" },
+	SRV_ARG_FORMAT(ARG_K, "k", "K"),
+	SRV_ARG_FORMAT(ARG_V, "v", "V"),
 	[ARG_IN_FLIGHT] = { .name = "in-flight",
 		.kind = SRV_ARG_NUMBER,
 		.placeholder = "N",
@@ -77,10 +67,7 @@ static const struct srv_arg args[N_ARGS] = {
 };
 
 struct bench {
-	const struct srv_ctl *ctl;
-	struct srv_temp_pool pool;
-	struct tqkv_conn *conn;
-	struct tqkv_session *session;
+	struct srv_bench_rig rig;
 	uint32_t n_tokens, context, n, position;
 	uint64_t side_bytes; /* of K, or V, of a frame */
 	uint8_t *rows;
@@ -90,13 +77,12 @@ struct bench {
 
 static uint64_t argument(const struct bench *bench, uint32_t idx)
 {
-	return bench->ctl->values[idx].number;
+	return bench->rig.ctl->values[idx].number;
 }
 
 static enum kv_status prepare(struct bench *bench, struct kv_error *err)
 {
-	const struct srv_ctl *ctl = bench->ctl;
-	enum kv_status status;
+	const struct srv_ctl *ctl = bench->rig.ctl;
 	json_t *json;
 
 	bench->n_tokens = (uint32_t)argument(bench, ARG_TOKENS);
@@ -112,34 +98,22 @@ static enum kv_status prepare(struct bench *bench, struct kv_error *err)
 		(json_int_t)argument(bench, ARG_HEAD_DIM), "k", ctl->values[ARG_K].text, "v",
 		ctl->values[ARG_V].text, "block_size", 16, "blocks",
 		(json_int_t)kv_div_up_u32(bench->context, 16) + 1);
-	if (!json)
-		return kv_fail(err, KV_NO_MEMORY, "no memory for a pool's description");
-	status = srv_temp_pool_init(&bench->pool, ctl, json, "bench", err);
-	json_decref(json);
-	return status == KV_OK ? KV_OK : SRV_CTL_USAGE;
+	return srv_bench_prepare(&bench->rig, ctl, json, err);
 }
 
-/* Numbers of a bell-like shape, the same in every run. */
-static enum kv_status make_rows(struct bench *bench, struct kv_error *err)
+/* Memory, once the daemon has said how large its frames are. */
+static enum kv_status make_rows(void *user, struct kv_error *err)
 {
-	uint64_t state = 0x9E3779B97F4A7C15u;
+	struct bench *bench = user;
+	const uint64_t frame_bytes_max = tqkv_server_info(bench->rig.conn)->frame_bytes_max;
 
-	if (2 * bench->side_bytes + 4096 > tqkv_server_info(bench->conn)->frame_bytes_max)
+	if (2 * bench->side_bytes + 4096 > frame_bytes_max)
 		return kv_fail(err, SRV_CTL_USAGE, "--tokens: %llu bytes of rows, a frame holds %llu",
-			(unsigned long long)(2 * bench->side_bytes),
-			(unsigned long long)tqkv_server_info(bench->conn)->frame_bytes_max);
+			(unsigned long long)(2 * bench->side_bytes), (unsigned long long)frame_bytes_max);
 	bench->rows = kv_alloc((size_t)(2 * bench->side_bytes), 1);
 	if (!bench->rows)
 		return kv_fail(err, KV_NO_MEMORY, "no memory for rows");
-	for (uint64_t i = 0; i < bench->side_bytes; i++) {
-		float value = 0;
-
-		for (uint32_t j = 0; j < 4; j++) {
-			state = state * 6364136223846793005u + 1442695040888963407u;
-			value += (float)(int32_t)(state >> 40) / 8388608.0f - 1.0f;
-		}
-		kv_rows_store(KV_DTYPE_BF16, &value, 1, bench->rows + 2 * i);
-	}
+	srv_bench_fill_rows(KV_DTYPE_BF16, bench->rows, 2 * bench->side_bytes);
 	return srv_percentile_init(&bench->echoes, bench->n, err);
 }
 
@@ -151,7 +125,8 @@ static enum kv_status cut_back(struct bench *bench, struct kv_error *err)
 	struct tqkv_error failure;
 
 	bench->position = 0;
-	if (tqkv_truncate(bench->session, &item, 1, bench->ctl->timeout_ms, &result, &failure) != TQKV_OK)
+	if (tqkv_truncate(bench->rig.session, &item, 1, bench->rig.ctl->timeout_ms, &result, &failure) !=
+		TQKV_OK)
 		return srv_client_fail(err, &failure, "truncate");
 	return result.n_failed == 0 ? KV_OK : kv_fail(err, (enum kv_status)found.status, "truncate");
 }
@@ -161,7 +136,7 @@ static enum kv_status fetch(struct bench *bench, uint32_t *n_in_flight, struct k
 	struct tqkv_error failure;
 	struct tqkv_reply reply;
 
-	if (tqkv_wait(bench->conn, TQKV_ANY, bench->ctl->timeout_ms, &reply, &failure) != TQKV_OK)
+	if (tqkv_wait(bench->rig.conn, TQKV_ANY, bench->rig.ctl->timeout_ms, &reply, &failure) != TQKV_OK)
 		return srv_client_fail(err, &failure, "append");
 	--*n_in_flight;
 	return reply.n_failed == 0 ? KV_OK
@@ -188,8 +163,8 @@ static enum kv_status send_frame(struct bench *bench, bool is_first, struct kv_e
 	uint64_t request_id;
 
 	bench->position += bench->n_tokens;
-	return tqkv_submit_append(bench->session, &rows, bench->ctl->timeout_ms, &request_id, &failure) ==
-			TQKV_OK
+	return tqkv_submit_append(bench->rig.session, &rows, bench->rig.ctl->timeout_ms, &request_id,
+		       &failure) == TQKV_OK
 		? KV_OK
 		: srv_client_fail(err, &failure, "append, position %u", item.position);
 }
@@ -220,63 +195,17 @@ static enum kv_status run_frames(struct bench *bench, struct kv_error *err)
 	return status;
 }
 
-static enum kv_status run_echoes(struct bench *bench, struct kv_error *err)
+static enum kv_status measure(void *user, struct kv_error *err)
 {
-	struct kv_clock *clock = kv_clock_system();
+	struct bench *bench = user;
 	uint8_t reply[ECHO_OUT_BYTES];
-	struct tqkv_error failure;
+	const enum kv_status status = srv_bench_echo(&bench->rig, bench->rows, 2 * bench->side_bytes, reply,
+		sizeof(reply), bench->n, &bench->echoes, err);
 
-	for (uint32_t i = 0; i < bench->n; i++) {
-		const uint64_t start_ns = kv_clock_now_ns(clock);
-
-		if (srv_interrupt_seen())
-			return kv_fail(err, KV_CANCELLED, "interrupted");
-		if (tqkv_echo(bench->conn, bench->rows, (size_t)(2 * bench->side_bytes), reply, sizeof(reply),
-			    bench->ctl->timeout_ms, &failure) != TQKV_OK)
-			return srv_client_fail(err, &failure, "echo");
-		srv_percentile_add(&bench->echoes, kv_clock_now_ns(clock) - start_ns);
-	}
+	if (status != KV_OK)
+		return status;
 	bench->echo_p50_ns = srv_percentile_get(&bench->echoes, 50);
-	return KV_OK;
-}
-
-static enum kv_status open_and_measure(struct bench *bench, struct kv_error *err)
-{
-	const struct tqkv_open_params params = {
-		.pool = bench->pool.name,
-		.pool_json = bench->pool.spec->canonical_json,
-		.fingerprint = bench->pool.spec->fingerprint,
-	};
-	struct tqkv_error failure;
-	enum kv_status status;
-
-	if (tqkv_open(bench->conn, &params, bench->ctl->timeout_ms, &bench->session, &failure) != TQKV_OK)
-		return srv_client_fail(err, &failure, "open a session on pool '%s'", bench->pool.name);
-	status = run_echoes(bench, err);
-	if (status == KV_OK)
-		status = run_frames(bench, err);
-	if (tqkv_close(bench->session, bench->ctl->timeout_ms, &failure) != TQKV_OK && status == KV_OK)
-		status = srv_client_fail(err, &failure, "close the session");
-	return status;
-}
-
-static enum kv_status run_in_daemon(struct bench *bench, struct kv_error *err)
-{
-	struct kv_error delete_err;
-	enum kv_status status = srv_client_connect(bench->ctl, 0, &bench->conn, err);
-
-	if (status == KV_OK)
-		status = make_rows(bench, err);
-	if (status == KV_OK)
-		status = srv_temp_pool_create(&bench->pool, err);
-	if (status == KV_OK)
-		status = open_and_measure(bench, err);
-	tqkv_disconnect(bench->conn);
-	if (srv_temp_pool_delete(&bench->pool, &delete_err) != KV_OK && status == KV_OK) {
-		*err = delete_err;
-		status = delete_err.status;
-	}
-	return status;
+	return run_frames(bench, err);
 }
 
 static void print(const struct bench *bench)
@@ -288,7 +217,7 @@ static void print(const struct bench *bench)
 		(int)bench->n, "ingest_bytes_per_s", ingest, "echo_bytes_per_s", echo, "ratio", ingest / echo,
 		"echo_p50_ns", (json_int_t)bench->echo_p50_ns);
 
-	if (bench->ctl->is_json)
+	if (bench->rig.ctl->is_json)
 		srv_ctl_print_json(json);
 	else
 		printf("ingest: %u frames of %u tokens, %.0f bytes of bf16 rows: %.2f GB/s; an echo of as "
@@ -305,15 +234,15 @@ static enum kv_status run_bench_ingest(struct srv_ctl *ctl, struct kv_error *err
 
 	if (!bench)
 		return kv_fail(err, KV_NO_MEMORY, "no memory for a measurement");
-	bench->ctl = ctl;
+	bench->rig.ctl = ctl;
 	srv_interrupt_catch();
 	status = prepare(bench, err);
 	if (status == KV_OK)
-		status = run_in_daemon(bench, err);
+		status = srv_bench_run(&bench->rig, 0, make_rows, measure, bench, err);
 	if (status == KV_OK)
 		print(bench);
 	srv_percentile_finish(&bench->echoes);
-	srv_temp_pool_finish(&bench->pool);
+	srv_temp_pool_finish(&bench->rig.pool);
 	kv_free(bench->rows);
 	kv_free(bench);
 	return status;

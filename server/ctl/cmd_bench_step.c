@@ -10,9 +10,7 @@
 #include "core/checked.h"
 #include "core/clock.h"
 #include "core/memory.h"
-#include "core/number.h"
-#include "server/ctl/client.h"
-#include "server/ctl/percentile.h"
+#include "server/ctl/bench_rig.h"
 #include "server/ctl/table.h"
 
 enum {
@@ -53,16 +51,8 @@ static const struct srv_arg args[N_ARGS] = {
 	NUMBER_ARG(ARG_Q_HEADS, "q-heads", "N", 9, 1, 1024, "query heads"),
 	NUMBER_ARG(ARG_KV_HEADS, "kv-heads", "N", 3, 1, 1024, "KV heads"),
 	NUMBER_ARG(ARG_HEAD_DIM, "head-dim", "N", 64, 1, 256, "channels of K and V"),
-	[ARG_K] = { .name = "k",
-		.kind = SRV_ARG_TEXT,
-		.placeholder = "FORMAT",
-		.text = "tq4",
-		.help = "row format of K" },
-	[ARG_V] = { .name = "v",
-		.kind = SRV_ARG_TEXT,
-		.placeholder = "FORMAT",
-		.text = "tq4",
-		.help = "row format of V" },
+	SRV_ARG_FORMAT(ARG_K, "k", "K"),
+	SRV_ARG_FORMAT(ARG_V, "v", "V"),
 	NUMBER_ARG(ARG_BLOCK_SIZE, "block-size", "TOKENS", 16, 1, 65536, "tokens per block"),
 	[ARG_IN_DTYPE] = { .name = "in-dtype",
 		.kind = SRV_ARG_TEXT,
@@ -86,10 +76,7 @@ struct round {
 };
 
 struct bench {
-	const struct srv_ctl *ctl;
-	struct srv_temp_pool pool;
-	struct tqkv_conn *conn;
-	struct tqkv_session *session;
+	struct srv_bench_rig rig;
 	uint32_t n_sequences, context, n, n_rounds;
 	enum kv_dtype in_dtype;
 	uint64_t k_bytes, v_bytes, q_bytes; /* of one token of one sequence */
@@ -104,7 +91,7 @@ struct bench {
 
 static uint64_t argument(const struct bench *bench, uint32_t idx)
 {
-	return bench->ctl->values[idx].number;
+	return bench->rig.ctl->values[idx].number;
 }
 
 static json_t *describe_pool(const struct bench *bench)
@@ -115,36 +102,15 @@ static json_t *describe_pool(const struct bench *bench)
 	return json_pack("{s:i, s:I, s:I, s:I, s:s, s:s, s:I, s:I}", "layers", 1, "q_heads",
 		(json_int_t)argument(bench, ARG_Q_HEADS), "kv_heads",
 		(json_int_t)argument(bench, ARG_KV_HEADS), "head_dim",
-		(json_int_t)argument(bench, ARG_HEAD_DIM), "k", bench->ctl->values[ARG_K].text, "v",
-		bench->ctl->values[ARG_V].text, "block_size", (json_int_t)block_size, "blocks",
+		(json_int_t)argument(bench, ARG_HEAD_DIM), "k", bench->rig.ctl->values[ARG_K].text, "v",
+		bench->rig.ctl->values[ARG_V].text, "block_size", (json_int_t)block_size, "blocks",
 		(json_int_t)n_blocks);
-}
-
-/* Numbers of a bell-like shape, the same in every run. */
-static void fill_rows(const struct bench *bench, uint64_t n_bytes)
-{
-	const uint32_t value_bytes = kv_dtype_bytes(bench->in_dtype);
-	uint64_t state = 0x9E3779B97F4A7C15u;
-
-	for (uint64_t i = 0; i < n_bytes / value_bytes; i++) {
-		float value = 0;
-
-		for (uint32_t j = 0; j < 4; j++) {
-			state ^= state << 13;
-			state ^= state >> 7;
-			state ^= state << 17;
-			value += (float)(int32_t)(state >> 40) / 8388608.0f - 1.0f;
-		}
-		kv_rows_store(bench->in_dtype, &value, 1, bench->rows + i * value_bytes);
-	}
 }
 
 static enum kv_status prepare(struct bench *bench, struct kv_error *err)
 {
-	const struct srv_ctl *ctl = bench->ctl;
+	const struct srv_ctl *ctl = bench->rig.ctl;
 	const char *dtype = ctl->values[ARG_IN_DTYPE].text;
-	json_t *json;
-	enum kv_status status;
 
 	bench->n_sequences = (uint32_t)argument(bench, ARG_SEQUENCES);
 	bench->context = (uint32_t)argument(bench, ARG_CONTEXT);
@@ -153,23 +119,18 @@ static enum kv_status prepare(struct bench *bench, struct kv_error *err)
 	if (strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
 		return kv_fail(err, SRV_CTL_USAGE, "--in-dtype: '%.40s' is not bf16 or f32", dtype);
 	bench->in_dtype = strcmp(dtype, "bf16") == 0 ? KV_DTYPE_BF16 : KV_DTYPE_F32;
-	json = describe_pool(bench);
-	if (!json)
-		return kv_fail(err, KV_NO_MEMORY, "no memory for a pool's description");
-	status = srv_temp_pool_init(&bench->pool, ctl, json, "bench", err);
-	json_decref(json);
-	/* Without a daemon yet: the pool's description comes from the command line alone. */
-	return status == KV_OK ? KV_OK : SRV_CTL_USAGE;
+	return srv_bench_prepare(&bench->rig, ctl, describe_pool(bench), err);
 }
 
 /* Sizes of the frames of one step, and of an echo that is as large in both directions. */
-static enum kv_status size_frames(struct bench *bench, struct kv_error *err)
+static enum kv_status size_frames(void *user, struct kv_error *err)
 {
+	struct bench *bench = user;
 	const uint64_t value_bytes = kv_dtype_bytes(bench->in_dtype);
 	const uint64_t kv_values = argument(bench, ARG_KV_HEADS) * argument(bench, ARG_HEAD_DIM);
 	const uint64_t q_values = argument(bench, ARG_Q_HEADS) * argument(bench, ARG_HEAD_DIM);
 	const uint64_t structs_bytes = kv_round_up_u64(64 + 32 * (uint64_t)bench->n_sequences, ALIGN_BYTES);
-	const uint64_t frame_bytes_max = tqkv_server_info(bench->conn)->frame_bytes_max;
+	const uint64_t frame_bytes_max = tqkv_server_info(bench->rig.conn)->frame_bytes_max;
 	uint64_t in_bytes, out_bytes, rows_bytes;
 
 	bench->k_bytes = bench->v_bytes = kv_values * value_bytes;
@@ -191,7 +152,7 @@ static enum kv_status size_frames(struct bench *bench, struct kv_error *err)
 	bench->reply = kv_alloc((size_t)out_bytes, 1);
 	if (!bench->rows || !bench->reply)
 		return kv_fail(err, KV_NO_MEMORY, "no memory for rows");
-	fill_rows(bench, rows_bytes);
+	srv_bench_fill_rows(bench->in_dtype, bench->rows, rows_bytes);
 	return srv_percentile_init(&bench->samples, bench->n, err);
 }
 
@@ -251,7 +212,8 @@ static enum kv_status fill_context(struct bench *bench, struct kv_error *err)
 			return kv_fail(err, KV_CANCELLED, "interrupted");
 		set_items(bench, t, 1, 0);
 		rows = step_rows(bench);
-		if (tqkv_append(bench->session, &rows, bench->ctl->timeout_ms, &result, &failure) != TQKV_OK)
+		if (tqkv_append(bench->rig.session, &rows, bench->rig.ctl->timeout_ms, &result, &failure) !=
+			TQKV_OK)
 			return srv_client_fail(err, &failure, "append, position %u", t);
 		if (result.n_failed > 0)
 			return fail_items("append", items, bench->n_sequences, err);
@@ -273,9 +235,10 @@ static enum kv_status one_step(struct bench *bench, uint64_t *took_ns, struct kv
 	rows.q_dtype = (uint8_t)bench->in_dtype;
 	rows.out_dtype = TQKV_F32;
 	start_ns = kv_clock_now_ns(kv_clock_system());
-	if (tqkv_submit_append_decode(bench->session, &rows, bench->ctl->timeout_ms, &request_id, &failure) !=
-			TQKV_OK ||
-		tqkv_wait(bench->conn, request_id, bench->ctl->timeout_ms, &reply, &failure) != TQKV_OK)
+	if (tqkv_submit_append_decode(bench->rig.session, &rows, bench->rig.ctl->timeout_ms, &request_id,
+		    &failure) != TQKV_OK ||
+		tqkv_wait(bench->rig.conn, request_id, bench->rig.ctl->timeout_ms, &reply, &failure) !=
+			TQKV_OK)
 		return srv_client_fail(err, &failure, "append and decode");
 	*took_ns = kv_clock_now_ns(kv_clock_system()) - start_ns;
 	if (reply.n_failed > 0)
@@ -294,8 +257,8 @@ static enum kv_status cut_back(struct bench *bench, struct kv_error *err)
 	struct tqkv_error failure;
 
 	set_items(bench, bench->context - 1, 0, 0);
-	if (tqkv_truncate(bench->session, bench->items, bench->n_sequences, bench->ctl->timeout_ms, &result,
-		    &failure) != TQKV_OK)
+	if (tqkv_truncate(bench->rig.session, bench->items, bench->n_sequences, bench->rig.ctl->timeout_ms,
+		    &result, &failure) != TQKV_OK)
 		return srv_client_fail(err, &failure, "truncate");
 	return result.n_failed > 0 ? fail_items("truncate", items, bench->n_sequences, err) : KV_OK;
 }
@@ -319,21 +282,9 @@ static enum kv_status run_steps(struct bench *bench, uint32_t n, struct kv_error
 
 static enum kv_status run_echoes(struct bench *bench, uint32_t n, struct kv_error *err)
 {
-	struct kv_clock *clock = kv_clock_system();
-	struct tqkv_error failure;
-
 	srv_percentile_clear(&bench->samples);
-	for (uint32_t i = 0; i < n; i++) {
-		const uint64_t start_ns = kv_clock_now_ns(clock);
-
-		if (srv_interrupt_seen())
-			return kv_fail(err, KV_CANCELLED, "interrupted");
-		if (tqkv_echo(bench->conn, bench->rows, (size_t)bench->echo_in_bytes, bench->reply,
-			    (size_t)bench->echo_out_bytes, bench->ctl->timeout_ms, &failure) != TQKV_OK)
-			return srv_client_fail(err, &failure, "echo");
-		srv_percentile_add(&bench->samples, kv_clock_now_ns(clock) - start_ns);
-	}
-	return KV_OK;
+	return srv_bench_echo(&bench->rig, bench->rows, bench->echo_in_bytes, bench->reply,
+		bench->echo_out_bytes, n, &bench->samples, err);
 }
 
 static struct round take_round(struct bench *bench)
@@ -342,10 +293,13 @@ static struct round take_round(struct bench *bench)
 		.p99_ns = srv_percentile_get(&bench->samples, 99) };
 }
 
-static enum kv_status measure(struct bench *bench, struct kv_error *err)
+static enum kv_status measure(void *user, struct kv_error *err)
 {
-	enum kv_status status = run_echoes(bench, bench->n / WARM_UP_SHARE, err);
+	struct bench *bench = user;
+	enum kv_status status = fill_context(bench, err);
 
+	if (status == KV_OK)
+		status = run_echoes(bench, bench->n / WARM_UP_SHARE, err);
 	if (status == KV_OK)
 		status = run_steps(bench, bench->n / WARM_UP_SHARE, err);
 	for (uint32_t i = 0; status == KV_OK && i < bench->n_rounds; i++) {
@@ -355,26 +309,6 @@ static enum kv_status measure(struct bench *bench, struct kv_error *err)
 			status = run_steps(bench, bench->n, err);
 		bench->step[i] = take_round(bench);
 	}
-	return status;
-}
-
-static enum kv_status open_and_measure(struct bench *bench, struct kv_error *err)
-{
-	const struct tqkv_open_params params = {
-		.pool = bench->pool.name,
-		.pool_json = bench->pool.spec->canonical_json,
-		.fingerprint = bench->pool.spec->fingerprint,
-	};
-	struct tqkv_error failure;
-	enum kv_status status;
-
-	if (tqkv_open(bench->conn, &params, bench->ctl->timeout_ms, &bench->session, &failure) != TQKV_OK)
-		return srv_client_fail(err, &failure, "open a session on pool '%s'", bench->pool.name);
-	status = fill_context(bench, err);
-	if (status == KV_OK)
-		status = measure(bench, err);
-	if (tqkv_close(bench->session, bench->ctl->timeout_ms, &failure) != TQKV_OK && status == KV_OK)
-		status = srv_client_fail(err, &failure, "close the session");
 	return status;
 }
 
@@ -423,8 +357,8 @@ static void print_text(const struct bench *bench)
 		bench->n_sequences, bench->n_sequences == 1 ? "" : "s", bench->context,
 		(unsigned long long)argument(bench, ARG_Q_HEADS),
 		(unsigned long long)argument(bench, ARG_KV_HEADS),
-		(unsigned long long)argument(bench, ARG_HEAD_DIM), bench->ctl->values[ARG_K].text,
-		bench->ctl->values[ARG_V].text, kv_dtype_name(bench->in_dtype));
+		(unsigned long long)argument(bench, ARG_HEAD_DIM), bench->rig.ctl->values[ARG_K].text,
+		bench->rig.ctl->values[ARG_V].text, kv_dtype_name(bench->in_dtype));
 	printf("echo: as many bytes, %llu in and %llu out; %u of each per round\n\n",
 		(unsigned long long)(bench->echo_in_bytes + ECHO_STRUCTS_BYTES),
 		(unsigned long long)(bench->echo_out_bytes + ECHO_STRUCTS_BYTES), bench->n);
@@ -470,9 +404,9 @@ static void print_json(const struct bench *bench)
 		"sequences", (json_int_t)bench->n_sequences, "context", (json_int_t)bench->context, "q_heads",
 		(json_int_t)argument(bench, ARG_Q_HEADS), "kv_heads",
 		(json_int_t)argument(bench, ARG_KV_HEADS), "head_dim",
-		(json_int_t)argument(bench, ARG_HEAD_DIM), "k", bench->ctl->values[ARG_K].text, "v",
-		bench->ctl->values[ARG_V].text, "in_dtype", kv_dtype_name(bench->in_dtype), "body_in_bytes",
-		(json_int_t)(bench->echo_in_bytes + ECHO_STRUCTS_BYTES), "body_out_bytes",
+		(json_int_t)argument(bench, ARG_HEAD_DIM), "k", bench->rig.ctl->values[ARG_K].text, "v",
+		bench->rig.ctl->values[ARG_V].text, "in_dtype", kv_dtype_name(bench->in_dtype),
+		"body_in_bytes", (json_int_t)(bench->echo_in_bytes + ECHO_STRUCTS_BYTES), "body_out_bytes",
 		(json_int_t)(bench->echo_out_bytes + ECHO_STRUCTS_BYTES), "n", (json_int_t)bench->n, "rounds",
 		rounds, "echo_p50_ns", summary.echo_p50_ns, "step_p50_ns", summary.step_p50_ns, "echo_p99_ns",
 		summary.echo_p99_ns, "step_p99_ns", summary.step_p99_ns, "ratio_p50", summary.ratio,
@@ -482,28 +416,6 @@ static void print_json(const struct bench *bench)
 	json_decref(json);
 }
 
-static enum kv_status run_in_daemon(struct bench *bench, struct kv_error *err)
-{
-	struct kv_error delete_err;
-	enum kv_status status = srv_client_connect(bench->ctl, TQKV_OPTION_TIMINGS, &bench->conn, err);
-
-	if (status == KV_OK)
-		status = size_frames(bench, err);
-	if (status == KV_OK)
-		status = srv_temp_pool_create(&bench->pool, err);
-	if (status == KV_OK)
-		status = open_and_measure(bench, err);
-	tqkv_disconnect(bench->conn);
-	if (srv_temp_pool_delete(&bench->pool, &delete_err) != KV_OK) {
-		if (status == KV_OK)
-			*err = delete_err;
-		else
-			fprintf(stderr, "tqkvctl bench step: %s\n", delete_err.msg);
-		status = status == KV_OK ? delete_err.status : status;
-	}
-	return status;
-}
-
 static enum kv_status run_bench_step(struct srv_ctl *ctl, struct kv_error *err)
 {
 	struct bench *bench = kv_alloc(1, sizeof(*bench));
@@ -511,17 +423,17 @@ static enum kv_status run_bench_step(struct srv_ctl *ctl, struct kv_error *err)
 
 	if (!bench)
 		return kv_fail(err, KV_NO_MEMORY, "no memory for a measurement");
-	bench->ctl = ctl;
+	bench->rig.ctl = ctl;
 	srv_interrupt_catch();
 	status = prepare(bench, err);
 	if (status == KV_OK)
-		status = run_in_daemon(bench, err);
+		status = srv_bench_run(&bench->rig, TQKV_OPTION_TIMINGS, size_frames, measure, bench, err);
 	if (status == KV_OK && ctl->is_json)
 		print_json(bench);
 	else if (status == KV_OK)
 		print_text(bench);
 	srv_percentile_finish(&bench->samples);
-	srv_temp_pool_finish(&bench->pool);
+	srv_temp_pool_finish(&bench->rig.pool);
 	kv_free(bench->rows);
 	kv_free(bench->reply);
 	kv_free(bench);

@@ -13,16 +13,8 @@
 enum { ARG_K, ARG_V, ARG_BLOCK_SIZE, ARG_PREFILL, ARG_CHUNK, ARG_IN_DTYPE, N_ARGS };
 
 static const struct srv_arg args[N_ARGS] = {
-	[ARG_K] = { .name = "k",
-		.kind = SRV_ARG_TEXT,
-		.placeholder = "FORMAT",
-		.text = "tq4",
-		.help = "row format of K" },
-	[ARG_V] = { .name = "v",
-		.kind = SRV_ARG_TEXT,
-		.placeholder = "FORMAT",
-		.text = "tq4",
-		.help = "row format of V" },
+	SRV_ARG_FORMAT(ARG_K, "k", "K"),
+	SRV_ARG_FORMAT(ARG_V, "v", "V"),
 	[ARG_BLOCK_SIZE] = { .name = "block-size",
 		.kind = SRV_ARG_NUMBER,
 		.placeholder = "TOKENS",

@@ -38,6 +38,13 @@ struct srv_arg {
 	uint64_t number, min, max; /* default and range */
 	const char *text;          /* default of TEXT; NULL: none */
 };
+/* --k and --v of commands that make a pool of their own. */
+#define SRV_ARG_FORMAT(idx, option, side) \
+	[idx] = { .name = (option),       \
+		.kind = SRV_ARG_TEXT,     \
+		.placeholder = "FORMAT",  \
+		.text = "tq4",            \
+		.help = "row format of " side }
 
 struct srv_arg_value {
 	bool is_given;

@@ -90,6 +90,12 @@ bool srv_http_address_is_valid(const char *address)
 	return split_address(address, host, port, NULL) == KV_OK;
 }
 
+static enum kv_status fail_connect(int error, struct kv_error *err)
+{
+	return kv_fail(err, KV_UNAVAILABLE, "connect: %s%s", strerror(error),
+		error == ECONNREFUSED ? "; is the daemon there? --http or TQKV_HTTP says where" : "");
+}
+
 static enum kv_status connect_one(
 	struct exchange *exchange, const struct addrinfo *info, struct kv_error *err)
 {
@@ -103,7 +109,7 @@ static enum kv_status connect_one(
 	if (connect(exchange->fd, info->ai_addr, info->ai_addrlen) == 0)
 		return KV_OK;
 	if (errno != EINPROGRESS)
-		return kv_fail(err, KV_UNAVAILABLE, "connect: %s", strerror(errno));
+		return fail_connect(errno, err);
 
 	const enum kv_status status = wait_for(exchange, POLLOUT, "connection", err);
 
@@ -112,7 +118,7 @@ static enum kv_status connect_one(
 	if (getsockopt(exchange->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes) < 0)
 		error = errno;
 	if (error != 0)
-		return kv_fail(err, KV_UNAVAILABLE, "connect: %s", strerror(error));
+		return fail_connect(error, err);
 	return KV_OK;
 }
 
