@@ -84,6 +84,10 @@ class Attention(Rows):
                     sent[sequence] = session.read(sequence, 1, n=n)
                 queries = {sequence: self.query(session) for sequence in sent}
                 out, lse = session.decode_batch(queries, 1, lse=True)
+                with self.client.pipeline(session) as p:
+                    at_once = p.decode_batch(queries, 1, lse=True)
+                piped, _ = at_once.result()
+                self.assertTrue(np.array_equal(piped, out))
                 for i, (sequence, q) in enumerate(queries.items()):
                     exact, exact_lse = attention(q, *sent[sequence])
                     if lengths[i] == 0:

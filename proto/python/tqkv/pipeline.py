@@ -2,10 +2,10 @@
 
 from . import _read
 from . import _wire as wire
+from ._arguments import POSITION_MAX, entries_of, outputs_of, sequence_id, whole
 from ._connection import now
 from ._rows import Item
 from .errors import ArgumentError, Status, TqkvError
-from .session import _entries, _outputs, _sequence, _whole, POSITION_MAX
 
 CANCEL_OUTCOMES = ("dropped", "too late", "unknown")
 
@@ -222,7 +222,7 @@ class Pipeline:
         """As Session.append_batch()."""
         session = self._of(session)
         first, n = (0, session.geometry.n_layers) if layer is None else (session._layer(layer), 1)
-        return self._append(session, _entries(items, 2), first, n, layer is None, None, create, _all_lengths,
+        return self._append(session, entries_of(items, 2), first, n, layer is None, None, create, _all_lengths,
                             packed=packed)
 
     def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, session=None,
@@ -237,7 +237,7 @@ class Pipeline:
         """As Session.decode_batch()."""
         session = self._of(session)
         call, _ = session._decode_call(items, layer, seen, lse, dtype, scale, window, sinks)
-        return self._send(session, call, self._deadline(), _outputs)
+        return self._send(session, call, self._deadline(), outputs_of)
 
     def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
                       session=None, window=0, sinks=True, packed=False):
@@ -251,28 +251,28 @@ class Pipeline:
                             window=0, sinks=True, packed=False):
         """As Session.append_decode_batch()."""
         session = self._of(session)
-        return self._append(session, _entries(items, 3), session._layer(layer), 1, False, None, create,
-                            lambda call, _: _outputs(call), wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale,
+        return self._append(session, entries_of(items, 3), session._layer(layer), 1, False, None, create,
+                            lambda call, _: outputs_of(call), wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale,
                             window=window, sinks=sinks, packed=packed)
 
     def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, exact=False, session=None):
         """As Session.read(). With n None, or the first "packed", it asks for sizes and waits for the answer."""
         session = self._of(session)
-        job = _read.Job(session, _sequence(sequence), layers, start, n, dtype, k, v, exact, self._deadline())
+        job = _read.Job(session, sequence_id(sequence), layers, start, n, dtype, k, v, exact, self._deadline())
         return self._add([submit() for submit in job.submits()], lambda requests: job.result(_replies(requests)))
 
     def truncate(self, sequence, length, session=None):
         """As Session.truncate() of one sequence."""
         return self._items(self._of(session), wire.TRUNCATE, [Item(
-            _sequence(sequence), _whole("length", length, 0, POSITION_MAX))])
+            sequence_id(sequence), whole("length", length, 0, POSITION_MAX))])
 
     def free(self, sequence, session=None):
         """As Session.free() of one sequence."""
-        return self._items(self._of(session), wire.FREE, [Item(_sequence(sequence))])
+        return self._items(self._of(session), wire.FREE, [Item(sequence_id(sequence))])
 
     def fork(self, child, parent, length, session=None):
         """As Session.fork() of one child, whose length must be given."""
-        item = Item(_sequence(child), _whole("length", length, 0, POSITION_MAX), parent=_sequence(parent))
+        item = Item(sequence_id(child), whole("length", length, 0, POSITION_MAX), parent=sequence_id(parent))
         item.length = item.position
         return self._items(self._of(session), wire.FORK, [item])
 
@@ -310,7 +310,7 @@ def _all_lengths(call, _):
 
 
 def _one_output(call, axes):
-    out = _outputs(call)
+    out = outputs_of(call)
     if axes[0]:
         return out
     return (out[0][0], out[1][0]) if call.lse else out[0]

@@ -6,11 +6,11 @@ import numpy as np
 
 from . import _read, _tables, dtypes
 from . import _wire as wire
+from ._arguments import POSITION_MAX, entries_of, is_packed, n_tokens_of, outputs_of, sequence_id, unify, whole
 from ._rows import Call, Item
+from ._sequence_ops import SequenceOps
 from .codec import BadRow
-from .errors import ArgumentError, ArgumentTypeError, Status, TqkvError
-
-POSITION_MAX = wire.PLANNED - 1
+from .errors import ArgumentError, Status, TqkvError
 
 
 class Geometry(namedtuple("Geometry", "pool n_layers block_size q_heads kv_heads k_head_dim v_head_dim")):
@@ -37,7 +37,7 @@ lengths has one number per layer. state: "resident", "spilled" or "evicted".
 STATES = ("resident", "spilled", "evicted")
 
 
-class Session:
+class Session(SequenceOps):
     """What a client owns on one pool. Made by Client.open() and Client.attach().
 
     A row is one token's K or V of all KV heads on one layer: k is [tokens, kv_heads, k_head_dim], v is
@@ -102,10 +102,10 @@ class Session:
     # ---- arguments ----
 
     def _layer(self, layer):
-        return _whole("layer", layer, 0, self.geometry.n_layers - 1)
+        return whole("layer", layer, 0, self.geometry.n_layers - 1)
 
     def _layers_of(self, k, layer_first, packed=False):
-        layer_first = _whole("layer_first", layer_first, 0, self.geometry.n_layers - 1)
+        layer_first = whole("layer_first", layer_first, 0, self.geometry.n_layers - 1)
         if packed and isinstance(k, (list, tuple)):
             shape = (len(k), "..")  # rows of the layers may have different sizes
         else:
@@ -133,17 +133,17 @@ class Session:
         g = self.geometry
         k = self._side("k", k, g.kv_heads, g.k_head_dim, n_layers, "tokens")
         v = self._side("v", v, g.kv_heads, g.v_head_dim, n_layers, "tokens")
-        return k, v, _n_tokens(sequence, k[0], v[0])
+        return k, v, n_tokens_of(sequence, k[0], v[0])
 
     def _packed_kv(self, sequence, k, v, layers, has_layer_axis, deadline):
         k = self._packed_side(sequence, "k", k, layers, has_layer_axis, deadline)
         v = self._packed_side(sequence, "v", v, layers, has_layer_axis, deadline)
-        return (k, dtypes.PACKED), (v, dtypes.PACKED), _n_tokens(sequence, k, v)
+        return (k, dtypes.PACKED), (v, dtypes.PACKED), n_tokens_of(sequence, k, v)
 
     def _packed_side(self, sequence, side, values, layers, has_layer_axis, deadline):
         """Packed rows as a list over the layers of [tokens, kv_heads, row_bytes]."""
         g = self.geometry
-        if not _is_packed(values):
+        if not is_packed(values):
             dim = g.k_head_dim if side == "k" else g.v_head_dim
             rows = dtypes.to_f32(*self._side(side, values, g.kv_heads, dim, len(layers) if has_layer_axis else None,
                                              "tokens"))
@@ -225,7 +225,7 @@ class Session:
             if create:
                 position = 0
         else:
-            position = _whole("position", position, 0, POSITION_MAX)
+            position = whole("position", position, 0, POSITION_MAX)
         if create is None:
             create = known is None and position == 0
         if create and position:
@@ -244,7 +244,7 @@ class Session:
                      out_dtype="f32", lse=False, scale=0.0, packed=False, window=0, sinks=True):
         """entries: (sequence, k, v[, q])"""
         self._check()
-        entries = [(_sequence(entry[0]), *entry[1:]) for entry in entries]
+        entries = [(sequence_id(entry[0]), *entry[1:]) for entry in entries]
         self._settle([entry[0] for entry in entries], deadline)
         layers = range(layer_first, layer_first + n_layers)
         items, has_axis = [], []
@@ -265,7 +265,7 @@ class Session:
         return self._call(op, items, layer_first, n_layers, out_dtype, lse, scale, window, sinks), has_axis
 
     def _call(self, op, items, layer_first=0, n_layers=1, out_dtype="f32", lse=False, scale=0.0, window=0, sinks=True):
-        used = {side: _unify(items, side) for side in ("k", "v", "q")}
+        used = {side: unify(items, side) for side in ("k", "v", "q")}
         has_q = op in (wire.DECODE, wire.APPEND_DECODE)
         for item in items:
             if item.q_len > self._client.server.q_len_max:
@@ -277,7 +277,7 @@ class Session:
         return Call(self._client._connection, self.geometry, self.handle, op, items, layer_first=layer_first,
                     n_layers=n_layers, k_dtype=used["k"], v_dtype=used["v"], q_dtype=used["q"],
                     out_dtype=dtypes.number_of(out_dtype) if has_q else dtypes.NONE, lse=lse, scale=scale,
-                    window=_whole("window", window, 0, POSITION_MAX), sinks=bool(sinks),
+                    window=whole("window", window, 0, POSITION_MAX), sinks=bool(sinks),
                     fingerprint=self.fingerprint if used["k"] == dtypes.PACKED else 0)
 
     def _run_append(self, call, deadline):
@@ -328,7 +328,7 @@ class Session:
         failed.
         """
         deadline = self._client._deadline(timeout)
-        entries = _entries(items, 2)
+        entries = entries_of(items, 2)
         first, n = (0, self.geometry.n_layers) if layer is None else (self._layer(layer), 1)
         call, _ = self._append_call(entries, first, n, layer is None, None, create, deadline, packed=packed)
         if not call.items:
@@ -357,12 +357,12 @@ class Session:
     def _decode_call(self, items, layer, seen, lse, dtype, scale, window, sinks):
         self._check()
         if seen is not None:
-            seen = _whole("seen", seen, 0, POSITION_MAX)
+            seen = whole("seen", seen, 0, POSITION_MAX)
         rows, has_axis = [], []
-        for sequence, q in _entries(items, 1):
+        for sequence, q in entries_of(items, 1):
             q, number, axis = self._q(q)
             has_axis.append(axis)
-            rows.append(Item(_sequence(sequence), wire.PLANNED if seen is None else seen, q_len=len(q), q=(q, number)))
+            rows.append(Item(sequence_id(sequence), wire.PLANNED if seen is None else seen, q_len=len(q), q=(q, number)))
         return self._call(wire.DECODE, rows, self._layer(layer), 1, dtype, lse, scale, window, sinks), has_axis
 
     def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None, window=0,
@@ -376,7 +376,7 @@ class Session:
         if call.items:
             call.run(deadline, self._client.retry)
             self._finish(call)
-        return _outputs(call)
+        return outputs_of(call)
 
     def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
                       timeout=None, window=0, sinks=True, packed=False):
@@ -385,7 +385,7 @@ class Session:
         call, has_axis = self._append_call([(sequence, k, v, q)], self._layer(layer), 1, False, position, create,
                                            deadline, wire.APPEND_DECODE, dtype, lse, scale, packed, window, sinks)
         self._run_append(call, deadline)
-        out = _outputs(call)
+        out = outputs_of(call)
         if has_axis[0]:
             return out
         return (out[0][0], out[1][0]) if lse else out[0]
@@ -397,11 +397,11 @@ class Session:
         Returns as decode_batch() does.
         """
         deadline = self._client._deadline(timeout)
-        call, _ = self._append_call(_entries(items, 3), self._layer(layer), 1, False, None, create, deadline,
+        call, _ = self._append_call(entries_of(items, 3), self._layer(layer), 1, False, None, create, deadline,
                                     wire.APPEND_DECODE, dtype, lse, scale, packed, window, sinks)
         if call.items:
             self._run_append(call, deadline)
-        return _outputs(call)
+        return outputs_of(call)
 
     # ---- reading back ----
 
@@ -414,7 +414,7 @@ class Session:
         """
         deadline = self._client._deadline(timeout)
         self._check()
-        job = _read.Job(self, _sequence(sequence), layers, start, n, dtype, k, v, exact, deadline)
+        job = _read.Job(self, sequence_id(sequence), layers, start, n, dtype, k, v, exact, deadline)
         return job.result(self._client._run(job.submits(), deadline))
 
     # ---- client tables ----
@@ -438,130 +438,6 @@ class Session:
         """
         return _tables.decode(self, layer, q, table, seen, lse, dtype, scale, window, sinks,
                               self._client._deadline(timeout))
-
-    # ---- sequences ----
-
-    def truncate(self, sequence, length=None, timeout=None):
-        """Shortens a sequence on every layer to at most this length; or many: truncate({sequence: length})."""
-        lengths = sequence if length is None else {sequence: length}
-        if not isinstance(lengths, dict):
-            raise ArgumentTypeError("truncate() takes a sequence and a length, or {sequence: length}")
-        items = [Item(_sequence(sequence), _whole("length", length, 0, POSITION_MAX))
-                 for sequence, length in lengths.items()]
-        self._run_items(wire.TRUNCATE, items, timeout)
-
-    def free(self, sequences, timeout=None):
-        """Forgets one sequence or many and gives their blocks back."""
-        self._run_items(wire.FREE, [Item(sequence) for sequence in _sequences(sequences)], timeout)
-
-    def fork(self, child, parent=None, length=None, timeout=None):
-        """Makes a sequence of the first `length` tokens of another (None: all that every layer has); returns its
-        length. Or many: fork({child: parent}), fork({child: (parent, length)}), which returns {child: length}.
-
-        The child shares the parent's memory; whoever writes into a shared block first gets a copy of that block.
-        Child ids must be new. Many children of one parent are one frame.
-        """
-        pairs = child if isinstance(child, dict) else {child: (parent, length)}
-        items = []
-        for child_id, source in pairs.items():
-            parent_id, at = source if isinstance(source, tuple) else (source, None)
-            at = wire.PLANNED if at is None else _whole("length", at, 0, POSITION_MAX)
-            items.append(Item(_sequence(child_id), at, parent=_sequence(parent_id)))
-        self._run_items(wire.FORK, items, timeout)
-        return {item.sequence: item.length for item in items} if isinstance(child, dict) else items[0].length
-
-    def pin(self, sequences, timeout=None):
-        """While a sequence is pinned it is not evicted. Pins are counted, and go with the sequence."""
-        self._run_items(wire.PIN, [Item(sequence) for sequence in _sequences(sequences)], timeout)
-
-    def unpin(self, sequences, timeout=None):
-        """Undoes one pin() each; BAD_STATE where there is none."""
-        self._run_items(wire.UNPIN, [Item(sequence) for sequence in _sequences(sequences)], timeout)
-
-    # ---- published prefixes ----
-
-    def publish(self, sequence, tokens, adapter="", salt="", ttl_ms=0, timeout=None):
-        """Offers the whole blocks among the sequence's first len(tokens) tokens to other sequences of this tenant.
-
-        tokens: the ids of all tokens from the first one on. adapter and salt: what else the rows depend on; others
-        must give the same. ttl_ms: after so long without use they go (0: when memory is short). Returns how many
-        tokens are published now. They outlive the sequence.
-        """
-        reply = self._prefix(wire.PUBLISH, _sequence(sequence), tokens, adapter, salt, 0,
-                             _whole("ttl_ms", ttl_ms, 0, 0xFFFFFFFF), timeout)
-        return reply.op.n_tokens
-
-    def match(self, sequence, tokens, adapter="", salt="", evictable=False, timeout=None):
-        """Makes a sequence of the longest published prefix of the tokens, without sending its rows; returns its
-        length, in whole blocks. 0: there is none, and no sequence was made. sequence None: only tells the length."""
-        flags = (wire.PREFIX_EVICTABLE if evictable else 0) | (wire.PREFIX_PROBE if sequence is None else 0)
-        number = 0 if sequence is None else _sequence(sequence)
-        try:
-            reply = self._prefix(wire.MATCH, number, tokens, adapter, salt, flags, 0, timeout)
-        except TqkvError as error:
-            if error.status == Status.NOT_FOUND:
-                return 0
-            raise
-        if number:
-            self._lengths[number] = [reply.op.n_tokens] * self.geometry.n_layers
-        return reply.op.n_tokens
-
-    def _prefix(self, op, sequence, tokens, adapter, salt, flags, ttl_ms, timeout):
-        self._check()
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
-            raise ArgumentError(f"tokens have shape {ids.shape} and dtype {ids.dtype}, expected a list of whole numbers")
-        if ids.min() < 0 or ids.max() > 0xFFFFFFFF:
-            raise ArgumentError("a token id leaves 32 bits")
-        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in (adapter, salt)]
-        if max(map(len, texts)) > wire.PREFIX_TEXT_BYTES_MAX:
-            raise ArgumentError(f"adapter and salt have at most {wire.PREFIX_TEXT_BYTES_MAX} bytes")
-        packed = wire.LAYOUTS["prefix_req"].pack(
-            sequence=sequence, n_tokens=len(ids), adapter_bytes=len(texts[0]), salt_bytes=len(texts[1]), flags=flags,
-            ttl_ms=ttl_ms)
-        deadline = self._client._deadline(timeout)
-        payload = ids.astype("<u4").tobytes() + b"".join(texts)
-        if sequence:
-            self._settle([sequence], deadline)
-            self._unsure.add(sequence)
-        reply = self._client._run([lambda: self._client._submit(op, packed, payload, session=self.handle,
-                                                                deadline=deadline)], deadline)[0]
-        self._unsure.discard(sequence)
-        return reply
-
-    def spill(self, sequences, timeout=None):
-        """Lets one sequence or many leave the pool for a slower tier of the server, until somebody needs them.
-
-        Returns when they have begun to go; tell() says `spilled` once they are out. Using one meanwhile keeps it."""
-        self._run_items(wire.SPILL, [Item(sequence) for sequence in _sequences(sequences)], timeout)
-
-    def prefetch(self, sequences, timeout=None):
-        """Begins to bring spilled sequences back, so that the next decode does not have to wait for that."""
-        self._run_items(wire.PREFETCH, [Item(sequence) for sequence in _sequences(sequences)], timeout)
-
-    def _run_items(self, op, items, timeout):
-        self._check()
-        if not items:
-            return
-        deadline = self._client._deadline(timeout)
-        call = self._call(op, items)
-        self._unsure.update(item.sequence for item in items)
-        call.run(deadline, self._client.retry)
-        for item in items:
-            if item.status == Status.OK:
-                was_known = item.sequence in self._lengths
-                self._cut(op, item)
-                if op in (wire.FREE, wire.FORK) or was_known:
-                    self._unsure.discard(item.sequence)
-        self._finish(call)
-
-    def _cut(self, op, item):
-        if op == wire.FREE:
-            self._lengths.pop(item.sequence, None)
-        elif op == wire.FORK:
-            self._lengths[item.sequence] = [item.length] * self.geometry.n_layers
-        elif op == wire.TRUNCATE and item.sequence in self._lengths:
-            self._lengths[item.sequence] = [min(length, item.position) for length in self._lengths[item.sequence]]
 
     def tell(self, timeout=None):
         """Every sequence of the session as the server knows it: a list of Sequence, in the order of their numbers.
@@ -636,68 +512,3 @@ class Session:
             return
         self._lost = TqkvError(Status.STALE_HANDLE, "the session was closed")
         self._client._call(wire.CLOSE, b"", session=self.handle, deadline=self._client._deadline(timeout))
-
-
-def _whole(what, value, low, high):
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise ArgumentTypeError(f"{what} is {value!r}, expected a whole number")
-    if not low <= value <= high:
-        raise ArgumentError(f"{what} is {value}, expected {low} to {high}")
-    return int(value)
-
-
-def _sequences(values):
-    values = [values] if isinstance(values, (int, np.integer)) else values
-    return [_sequence(value) for value in values]
-
-
-def _sequence(value):
-    return _whole("sequence", value, 1, (1 << 64) - 1)
-
-
-def _n_tokens(sequence, k, v):
-    """Of rows with an axis for the layers."""
-    n_tokens, n_v = len(k[0]), len(v[0])
-    if n_tokens != n_v:
-        raise ArgumentError(f"sequence {sequence}: k has {n_tokens} tokens, v has {n_v}")
-    if n_tokens == 0:
-        raise ArgumentError(f"sequence {sequence}: there are no tokens")
-    return n_tokens
-
-
-def _is_packed(values):
-    """Whether these are packed rows, or a list of them over layers."""
-    if isinstance(values, (list, tuple)) and values:
-        values = values[0]
-    return getattr(values, "dtype", None) == np.uint8
-
-
-def _entries(items, n_values):
-    """{sequence: value(s)} or a list of (sequence, value..) or (sequence, (value..)) as a list of flat tuples."""
-    pairs = items.items() if isinstance(items, dict) else items
-    entries = []
-    for entry in pairs:
-        entry = tuple(entry)
-        if n_values > 1 and len(entry) == 2 and isinstance(entry[1], (tuple, list)):
-            entry = (entry[0], *entry[1])
-        if len(entry) != n_values + 1:
-            raise ArgumentError(f"an item has {len(entry)} parts, expected {n_values + 1}: the sequence and "
-                                f"{('q', 'k and v', 'k, v and q')[n_values - 1]}")
-        entries.append(entry)
-    return entries
-
-
-def _unify(items, side):
-    """The dtype of one side of all items; where they differ, everything becomes float32."""
-    pairs = [getattr(item, side) for item in items]
-    if not pairs or pairs[0] is None:
-        return dtypes.NONE
-    numbers = {number for _, number in pairs}
-    number = numbers.pop() if len(numbers) == 1 else dtypes.F32
-    for item, (array, own) in zip(items, pairs):
-        setattr(item, side, array if own == number else dtypes.to_f32(array, own))
-    return number
-
-
-def _outputs(call):
-    return (call.out, call.lses) if call.lse else call.out
