@@ -59,6 +59,8 @@
 		ARGS(struct kv_session *a, uint64_t b, const struct kv_prefix_key *c, bool d, uint64_t e,    \
 			struct kv_prefix_result *f),                                                         \
 		ARGS(a, b, c, d, e, f))                                                                      \
+	R(kv_prefix_remove, enum kv_status, KV_OK, ARGS(struct kv_domain *a, uint64_t *b, uint32_t c),       \
+		ARGS(a, b, c))                                                                               \
 	V(kv_prefix_expire, ARGS(struct kv_domain *a, uint64_t b, uint32_t c), ARGS(a, b, c))                \
 	R(kv_prefix_evict, bool, false, ARGS(struct kv_pool *a, uint32_t b, uint32_t *c), ARGS(a, b, c))     \
 	R(kv_pool_make_room, bool, false, ARGS(struct kv_pool *a, uint32_t b, uint32_t c), ARGS(a, b, c))    \
@@ -192,6 +194,10 @@
 	V(srv_session_close, ARGS(struct srv_server *a, struct kv_session *b), ARGS(a, b))                   \
 	R(srv_control_sessions, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))   \
 	R(srv_control_tenants, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))    \
+	R(srv_control_prefixes, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))   \
+	R(srv_control_prefix_delete, bool, true, ARGS(struct srv_server *a, struct srv_control *b),          \
+		ARGS(a, b))                                                                                  \
+	V(srv_control_prefix, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))                 \
 	R(srv_control_session_delete, bool, true, ARGS(struct srv_server *a, struct srv_control *b),         \
 		ARGS(a, b))                                                                                  \
 	V(srv_control_session, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))                \

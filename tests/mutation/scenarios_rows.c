@@ -163,6 +163,38 @@ static void prefixes_are_kept_and_go(void)
 	rig_stop();
 }
 
+/* An operator sees a prefix, and takes it out; sequences keep what they share. */
+static void operators_take_prefixes_out(void)
+{
+	rig_start();
+	rig_hello(0, 1);
+	const uint64_t session = rig_open_session(0, &plain);
+	struct rig_frame frame = rig_append(session, 5, 0, 40);
+
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(ask_prefix(KVP_OP_PUBLISH, session, 5, 40, 0) == KV_OK);
+	CHECK(ask_item(KVP_OP_FREE, session, 5) == KV_OK);
+	rig_settle();
+	CHECK(ask_prefix(KVP_OP_MATCH, session, 5, 40, 0) == KV_OK);
+	const struct srv_control *control = rig_control(SRV_CONTROL_PREFIXES, NULL, NULL);
+
+	CHECK(control->status == KV_OK && control->n_prefixes == 1 && control->n_rows == 1);
+	rig_control_id = control->rows.prefixes[0].prefix.id;
+	control = rig_control(SRV_CONTROL_PREFIX, NULL, NULL);
+	CHECK(control->status == KV_OK && control->rows.prefixes[0].prefix.n_tokens == 32);
+	CHECK(control->rows.prefixes[0].prefix.n_hits == 1);
+	CHECK(rig_control(SRV_CONTROL_PREFIX_DELETE, NULL, NULL)->status == KV_OK);
+	CHECK(rig_control(SRV_CONTROL_PREFIX, NULL, NULL)->status == KV_NOT_FOUND);
+	CHECK(rig_control(SRV_CONTROL_PREFIX_DELETE, NULL, NULL)->status == KV_NOT_FOUND);
+	CHECK(ask_prefix(KVP_OP_MATCH, session, 7, 40, 0) == KV_NOT_FOUND);
+	rig_check_rows(0, session, 5, 32);
+	CHECK(ask_item(KVP_OP_FREE, session, 5) == KV_OK);
+	rig_settle();
+	CHECK(rig_blocks().n_free == RIG_BLOCKS);
+	rig_control_id = 0;
+	rig_stop();
+}
+
 /* Idle sequences that may be evicted are, unless they are pinned, and say so. */
 static void evictable_sequences_give_way(void)
 {
@@ -552,6 +584,7 @@ void scenario_rows(void)
 	rows_come_back();
 	children_share_and_copy();
 	prefixes_are_kept_and_go();
+	operators_take_prefixes_out();
 	evictable_sequences_give_way();
 	sequences_leave_and_come_back();
 	refused_items_leave_no_trace();
