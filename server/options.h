@@ -29,7 +29,8 @@
 		"name by which others reach the control API: accepted as Host beside the bound address")    \
 	S(metrics_listen, "off",                                                                            \
 		"second address HOST:PORT for /metrics, /livez and /readyz only, without login, or 'off'")  \
-	S(http_certificate_file, "off", "PEM file with the control API's certificate: HTTPS, or 'off'")     \
+	S(http_certificate_file, "off",                                                                     \
+		"PEM file with the control API's certificate, read again by a reload: HTTPS, or 'off'")     \
 	S(http_key_file, "off", "PEM file with the key of that certificate, or 'off'")                      \
 	S(http_client_ca_file, "off",                                                                       \
 		"PEM file with who may sign client certificates: every client needs one, or 'off'")         \

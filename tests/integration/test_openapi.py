@@ -1,7 +1,6 @@
 """The description of the control API that the daemon serves: valid, and true of every answer of a real daemon."""
 
 import json
-import os
 import re
 import shutil
 import struct

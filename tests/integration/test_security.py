@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 
 import frames
-from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon
+from daemon import BUILD, EXACT, PATIENCE_S, Daemon
 
 DATA, READ, ADMIN = "data-token-0123456789", "read-token-0123456789", "admin-token-0123456789"
 TOKENS = f"# tokens of the test\ndata worker {DATA} tenant=77\nread grafana {READ}\nadmin ops {ADMIN}\n"
