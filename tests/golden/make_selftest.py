@@ -5,14 +5,15 @@ usage: make_selftest.py            writes core/selftest_golden.h
        make_selftest.py --check    compares with what is there; exit 1 on any difference
 
 One layer, two query heads on one KV head, head_dim 64, tq4, 40 tokens. Rows and queries come from the generator of
-reference.py (the C side draws the same numbers): K rows with lengths of three sizes, V rows of two, queries long
+make_rows.py (the C side draws the same numbers): K rows with lengths of three sizes, V rows of two, queries long
 enough that the softmax favours some tokens and forgets none. Attention in float64 over the decoded rows.
 """
 import pathlib
 import sys
 
 import numpy as np
-from reference import Lcg, Tq
+from make_rows import Lcg
+from reference import Tq
 
 HEAD_DIM = 64
 N_TOKENS = 40
