@@ -4,13 +4,16 @@
  */
 #include "core/attention.h"
 #include "tests/gpu/cuda_cases.h"
+#include "tests/lib/pairs.h"
 
 #ifdef TEST_ON_HOST
-#define N_RACES   40u
-#define K4_STRIDE 23u
+#define N_RACES      40u
+#define K4_STRIDE    23u
+#define PAIRS_STRIDE 41u
 #else
-#define N_RACES   100000u
-#define K4_STRIDE 1u
+#define N_RACES      100000u
+#define K4_STRIDE    1u
+#define PAIRS_STRIDE 1u
 #endif
 
 /* K1: blocks beyond 2^32 bytes of both layouts are where they should be, and not where the low 32 bits say.
@@ -95,6 +98,70 @@ START_TEST(test_k4_every_combination_or_a_refusal)
 		add_decode(&rig, &seqs[s], s % 2, 1, seqs[s].n_tokens, 1.0f);
 	run_and_compare_decodes(&rig, c.bound, name);
 	rig_finish(&rig);
+}
+END_TEST
+
+enum { K_FORMAT, V_FORMAT, K_DIM, V_DIM, GROUP, BLOCK, OPTIONS, N_FACTORS };
+
+static const uint32_t pair_dims[] = { 64, 16, 48, 80, 96, 112, 128, 192, 256 };
+static const uint32_t pair_groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 };
+static const uint32_t pair_options[] = { EXACT, 0, SOFTCAP, SINKS, ALIBI, SINK_TOKENS, K_CENTER,
+	EXACT | SOFTCAP | SINKS | ALIBI | SINK_TOKENS | K_CENTER };
+
+/* A format is not served at every dim. */
+static bool may_meet(uint32_t factor, uint32_t value, uint32_t other, uint32_t other_value)
+{
+	const bool is_dim = (factor == K_FORMAT && other == K_DIM) || (factor == V_FORMAT && other == V_DIM);
+
+	return !is_dim || kv_format_check(kv_format_at(value), pair_dims[other_value], NULL) == KV_OK;
+}
+
+/*
+ * K4: every two of a format of K, one of V, their dims, a number of query heads, a block size and options,
+ * the exact window among them, meet in a pool that answers as the oracle does. Rows of any format are float32
+ * sums (2e-5); tiles round as in the list of cases.
+ */
+START_TEST(test_k4_every_pair)
+{
+	const uint32_t n_values[N_FACTORS] = { kv_format_count(), kv_format_count(), KV_LENGTH(pair_dims),
+		KV_LENGTH(pair_dims), KV_LENGTH(pair_groups), 3, KV_LENGTH(pair_options) };
+	struct pairs pairs;
+	uint32_t cell[N_FACTORS];
+
+	pairs_init(&pairs, N_FACTORS, n_values, may_meet);
+	while (pairs_next(&pairs, cell)) {
+		const uint32_t k_dim = pair_dims[cell[K_DIM]], v_dim = pair_dims[cell[V_DIM]];
+		const bool may_be_tiles = cell[K_FORMAT] == cell[V_FORMAT] && k_dim == v_dim;
+		const struct pool_case c = { .k = kv_format_at(cell[K_FORMAT])->name,
+			.v = kv_format_at(cell[V_FORMAT])->name,
+			.k_dim = k_dim,
+			.v_dim = v_dim,
+			.q_heads = 2 * pair_groups[cell[GROUP]],
+			.kv_heads = 2,
+			.block_size = 16u << cell[BLOCK],
+			.bound = !may_be_tiles                                           ? 2e-5
+				: strcmp(kv_format_at(cell[K_FORMAT])->name, "tq4") == 0 ? 2e-3
+											 : 5e-3,
+			.options = pair_options[cell[OPTIONS]] };
+		struct rig rig;
+		struct rig_seq seqs[N_SEQS];
+		char name[96];
+
+		if (pairs.n_rows % PAIRS_STRIDE != 0)
+			continue;
+		snprintf(name, sizeof(name), "%s/%s d %u/%u heads %u/%u block %u options %u", c.k, c.v,
+			c.k_dim, c.v_dim, c.q_heads, c.kv_heads, c.block_size, c.options);
+		begin_case(&rig, &c, seqs);
+		fill(&rig, seqs);
+		rig_begin(&rig);
+		for (uint32_t s = 1; s < 8; s += 2)
+			add_decode(&rig, &seqs[s], s / 2 % 2, 1, seqs[s].n_tokens, 1.0f);
+		add_decode(&rig, &seqs[7], 0, 3, LONGER - 5, 1.0f);
+		run_and_compare_decodes(&rig, c.bound, name);
+		rig_finish(&rig);
+	}
+	printf("%u cells, every %u-th of them\n", pairs.n_rows, PAIRS_STRIDE);
+	ck_assert_uint_eq(pairs.n_left, 0);
 }
 END_TEST
 
@@ -301,6 +368,7 @@ int main(void)
 	tcase_set_timeout(tcase, 0);
 	tcase_add_loop_test(tcase, test_cuda_far_pages, 0, 2);
 	tcase_add_loop_test(tcase, test_k4_every_combination_or_a_refusal, 0, (int)(K4_CASES / K4_STRIDE));
+	tcase_add_test(tcase, test_k4_every_pair);
 	tcase_add_test(tcase, test_k4_every_option_is_known_when_the_pool_is_made);
 	tcase_add_loop_test(tcase, test_k8_same_bits_after_larger_batches, 15, 18);
 	tcase_add_loop_test(tcase, test_k12_reads_wait_for_writes, 17, 18);
