@@ -400,14 +400,18 @@ void kv_capture_prefix(const struct kv_capture *capture, uint32_t idx, struct kv
 	*prefix = (struct kv_captured_prefix){
 		.number = node->number,
 		.parent = node->parent,
-		.tenant = capture->identity.tenant,
 		.ttl_left_ns = node->ttl_left_ns,
 		.tokens = capture->tokens + 4 * (uint64_t)spec->block_size * idx,
-		.adapter = capture->identity.adapter,
-		.salt = capture->identity.salt,
-		.adapter_bytes = capture->identity.adapter_bytes,
-		.salt_bytes = capture->identity.salt_bytes,
+		.adapter = "",
+		.salt = "",
 	};
+	if (node->parent == KV_CAPTURE_NO_BLOCK) {
+		prefix->tenant = capture->identity.tenant;
+		prefix->adapter = capture->identity.adapter;
+		prefix->salt = capture->identity.salt;
+		prefix->adapter_bytes = capture->identity.adapter_bytes;
+		prefix->salt_bytes = capture->identity.salt_bytes;
+	}
 	for (uint32_t g = 0; g < spec->n_groups; g++)
 		prefix->blocks[g] = capture->numbers[g][idx];
 }

@@ -218,6 +218,8 @@ void kv_sequence_evict(struct kv_sequence *sequence);
  * this turn's bound.
  */
 bool kv_pool_make_room(struct kv_pool *pool, uint32_t group_idx, uint32_t n_blocks);
+/* For one block, and at the cost of published ones that nobody has only. POOL_FULL; BUSY_RETRY: next turn. */
+KV_MUST_CHECK enum kv_status kv_pool_make_room_idle(struct kv_pool *pool, uint32_t group_idx);
 /* Evicts down to the low mark once the high one was passed, within this turn's bound. */
 void kv_pool_keep_room(struct kv_pool *pool);
 

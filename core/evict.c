@@ -115,6 +115,21 @@ bool kv_pool_make_room(struct kv_pool *pool, uint32_t group_idx, uint32_t n_bloc
 	return true;
 }
 
+enum kv_status kv_pool_make_room_idle(struct kv_pool *pool, uint32_t group_idx)
+{
+	struct kv_domain *domain = pool->domain;
+	uint32_t n_nodes;
+
+	while (n_available(pool, group_idx) == 0) {
+		if (pool->blocks[group_idx].counts.n_idle == 0)
+			return KV_POOL_FULL;
+		if (domain->n_cut >= KV_EVICT_BLOCKS_MAX || !kv_prefix_evict(pool, group_idx, &n_nodes))
+			return KV_BUSY_RETRY;
+		domain->n_cut += n_nodes * pool->spec->n_groups;
+	}
+	return KV_OK;
+}
+
 void kv_pool_keep_room(struct kv_pool *pool)
 {
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {

@@ -177,6 +177,8 @@ enum kv_status kv_stage_block(struct kv_stage *stage, struct kv_pool *pool, uint
 		if (n_rows[l] > block_size)
 			return kv_fail(err, KV_CORRUPT, "block %u: %u rows on a layer", number, n_rows[l]);
 	}
+	if (number < blocks->n_blocks && kv_pool_make_room_idle(pool, group_idx) == KV_BUSY_RETRY)
+		return KV_BUSY_RETRY;
 	if (number == blocks->n_blocks || kv_block_pool_take(&pool->blocks[group_idx], 1, 0, &id) != KV_OK)
 		return kv_fail(err, KV_POOL_FULL,
 			"pool \"%s\" has no block for block %u of group %u (%u are free, %u of them "

@@ -32,7 +32,7 @@ KV_MUST_CHECK enum kv_status kv_stage_session(struct kv_stage *stage, const stru
 
 /*
  * The next block of a group: takes one. n_rows[]: [layers of the group] rows that the file holds, at most
- * block_size. POOL_FULL, CORRUPT.
+ * block_size. Published blocks that nobody has make room. POOL_FULL, CORRUPT; BUSY_RETRY: in the next turn.
  */
 KV_MUST_CHECK enum kv_status kv_stage_block(struct kv_stage *stage, struct kv_pool *pool, uint32_t group_idx,
 	uint32_t number, const uint8_t n_rows[], uint32_t *block_idx, struct kv_error *err);

@@ -237,8 +237,8 @@ static enum kv_status take_block(struct srv_checkpoint *checkpoint, struct kv_pl
 		return status;
 	status = kv_stage_block(
 		checkpoint->stage, pool, record->group, record->number, payload, &block_idx, err);
-	if (status != KV_OK)
-		return status;
+	if (status != KV_OK) /* busy: goes on in the next turn */
+		return status == KV_BUSY_RETRY ? KV_OK : status;
 	*is_taken = kv_plan_add_move(
 		plan, record->group, block_idx, payload, true, payload + srv_record_padded(record->count));
 	KV_ASSERT(*is_taken);
