@@ -12,7 +12,7 @@ import unittest
 import numpy as np
 
 import tqkv
-from daemon import DEMO, PATIENCE_S, Daemon
+from daemon import BUILD, DEMO, PATIENCE_S, Daemon
 
 
 def fill(session, sequence, n_tokens=100):
@@ -142,6 +142,14 @@ class Tiers(unittest.TestCase):
                 self.there_and_back(daemon, "file")
                 self.assertIn("through a thread: 4194304 bytes", daemon.log())
                 self.assertNotIn("io io_uring", daemon.log())
+
+    def test_readers_behind_an_append_that_is_not_done(self):
+        """FAILURES K12; the same program runs against a GPU."""
+        done = subprocess.run([sys.executable, pathlib.Path(__file__).parents[1] / "gpu/race.py", BUILD / "server/tqkvd",
+                               "--backend", os.environ.get("TQKV_BACKEND", "cpu-scalar"), "--rounds", "100"],
+                              capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"^ok +100 rounds .* 2 restored")
 
     def until_metrics(self, daemon, condition):
         end = time.monotonic() + PATIENCE_S
