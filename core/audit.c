@@ -110,6 +110,8 @@ enum kv_status kv_audit_domain(
 			kv_error_wrap(err, "pool \"%s\"", pool->spec->name);
 	}
 	if (status == KV_OK)
+		status = kv_audit_tenants(domain, err);
+	if (status == KV_OK)
 		status = kv_audit_equal(err, "sessions over all pools", domain->n_sessions, n_sessions);
 	if (status == KV_OK)
 		status = kv_audit_equal(err, "sequences over all pools", domain->n_sequences, n_sequences);

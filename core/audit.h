@@ -3,7 +3,7 @@
  * live and zombie sequences, the copies that wait and published prefixes, in-flight counts from the batches
  * and those copies, state counts from both, lengths against tables (entries == ceil(planned / block_size),
  * more only while the sequence waits to be cut), session and token sums, indexes, lists, the lease heap,
- * reservations, the memory report.
+ * reservations, what tenants are charged with, the memory report.
  *
  * For tests and the simulation: takes scratch memory and walks everything at once. Loop thread only.
  */

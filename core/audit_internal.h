@@ -13,6 +13,7 @@ KV_MUST_CHECK enum kv_status kv_audit_sequence(const struct kv_sequence *sequenc
 /* An open session's slot as the indexes and the heap know it. */
 KV_MUST_CHECK enum kv_status kv_audit_open_slot(
 	struct kv_domain *domain, uint32_t slot_idx, struct kv_error *err);
+KV_MUST_CHECK enum kv_status kv_audit_tenants(const struct kv_domain *domain, struct kv_error *err);
 KV_MUST_CHECK enum kv_status kv_audit_pool(
 	struct kv_pool *pool, struct kv_plan *const plans[], uint32_t n_plans, struct kv_error *err);
 

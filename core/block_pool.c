@@ -23,8 +23,9 @@ enum kv_status kv_block_pool_init(struct kv_block_pool *pool, uint32_t n_blocks,
 	pool->idle_prev = kv_pages_alloc(array_bytes);
 	pool->flags = kv_pages_alloc(n_blocks);
 	pool->taken_by = kv_pages_alloc(sizeof(*pool->taken_by) * (uint64_t)n_blocks);
+	pool->payers = kv_pages_alloc(sizeof(*pool->payers) * (uint64_t)n_blocks);
 	if (!pool->owners || !pool->in_flight || !pool->free_ids || !pool->idle_next || !pool->idle_prev ||
-		!pool->flags || !pool->taken_by) {
+		!pool->flags || !pool->taken_by || !pool->payers) {
 		kv_block_pool_finish(pool);
 		return kv_fail(err, KV_NO_MEMORY, "block pool of %u blocks", n_blocks);
 	}
@@ -42,7 +43,24 @@ void kv_block_pool_finish(struct kv_block_pool *pool)
 	kv_pages_free(pool->idle_prev, array_bytes);
 	kv_pages_free(pool->flags, pool->n_blocks);
 	kv_pages_free(pool->taken_by, sizeof(*pool->taken_by) * (uint64_t)pool->n_blocks);
+	kv_pages_free(pool->payers, sizeof(*pool->payers) * (uint64_t)pool->n_blocks);
 	*pool = (struct kv_block_pool){ 0 };
+}
+
+static void pay(struct kv_block_pool *pool, uint32_t idx, uint32_t payer)
+{
+	if (!pool->tenants)
+		return;
+	if (pool->payers[idx] != KV_TENANT_NOBODY)
+		kv_tenant_refund(pool->tenants, pool->payers[idx], KV_QUOTA_BYTES, pool->block_bytes);
+	pool->payers[idx] = (uint16_t)payer;
+	kv_tenant_charge(pool->tenants, payer, KV_QUOTA_BYTES, pool->block_bytes);
+}
+
+void kv_block_pool_refund(struct kv_block_pool *pool)
+{
+	for (uint32_t i = 0; i < pool->n_touched; i++)
+		pay(pool, i, KV_TENANT_NOBODY);
 }
 
 /* The count that a block with these numbers is part of. */
@@ -140,6 +158,8 @@ static void change(struct kv_block_pool *pool, uint32_t idx, uint32_t n_owners, 
 	pool->counts.n_extra_owners += extra(n_owners) - extra(pool->owners[idx]);
 	pool->owners[idx] = n_owners;
 	pool->in_flight[idx] = n_in_flight;
+	if (n_owners == 0)
+		pay(pool, idx, KV_TENANT_NOBODY);
 	if (pool->flags[idx] != 0) {
 		const bool is_idle = (pool->flags[idx] & KV_BLOCK_KEPT) && n_owners == 1 && n_in_flight == 0;
 
@@ -180,10 +200,13 @@ enum kv_status kv_block_pool_take(
 	return KV_OK;
 }
 
-void kv_block_pool_mark(struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n, uint64_t session)
+void kv_block_pool_mark(
+	struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n, uint64_t session, uint32_t payer)
 {
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		pool->taken_by[ids[i].idx] = session;
+		pay(pool, ids[i].idx, payer);
+	}
 }
 
 void kv_block_pool_disown(struct kv_block_pool *pool, kv_block_id id)

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "core/error.h"
+#include "core/tenant.h"
 
 typedef struct {
 	uint32_t idx;
@@ -51,6 +52,10 @@ struct kv_block_pool {
 	uint32_t n_touched; /* blocks from here on were never used: free, and not on the stack */
 	uint64_t *taken_by; /* [n_blocks] who took it last: what an audit can tell of a block that got lost */
 	uint8_t *flags;     /* [n_blocks] enum kv_block_flag */
+	/* Who pays for the block while it has owners: [n_blocks] entries of tenants, which may be NULL. */
+	uint16_t *payers;
+	struct kv_tenants *tenants;
+	uint64_t block_bytes;
 	uint32_t *idle_next,
 		*idle_prev; /* [n_blocks] idle blocks in order of becoming so; UINT32_MAX = end */
 	uint32_t idle_first, idle_last;
@@ -70,8 +75,14 @@ void kv_block_pool_finish(struct kv_block_pool *pool); /* half-built or zeroed a
  */
 KV_MUST_CHECK enum kv_status kv_block_pool_take(
 	struct kv_block_pool *pool, uint32_t n_blocks, uint32_t n_from_reservation, kv_block_id ids[]);
-/* For the audit: the session that has taken the blocks. */
-void kv_block_pool_mark(struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n, uint64_t session);
+/*
+ * Blocks that were just taken: by which session, for the audit, and who pays for them until they have no owner
+ * any more. The caller has asked for room in the tenant's quota.
+ */
+void kv_block_pool_mark(
+	struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n, uint64_t session, uint32_t payer);
+/* The pool goes with blocks in it: nobody pays for them any more. */
+void kv_block_pool_refund(struct kv_block_pool *pool);
 /* One owner less; the block becomes free or draining when it was the last. */
 void kv_block_pool_disown(struct kv_block_pool *pool, kv_block_id id);
 void kv_block_pool_own(struct kv_block_pool *pool, kv_block_id id);

@@ -22,6 +22,9 @@ static enum kv_status take_memory(struct kv_domain *domain, struct kv_error *err
 	domain->open_bits = kv_pages_alloc(open_bits_bytes(sessions_max));
 	if (!domain->slots || !domain->leases || !domain->open_bits)
 		return kv_fail(err, KV_NO_MEMORY, "table of %u sessions", sessions_max);
+	status = kv_tenants_init(&domain->tenants, err);
+	if (status != KV_OK)
+		return status;
 	status = kv_hash_index_init(&domain->names, sessions_max, err);
 	if (status != KV_OK)
 		return status;
@@ -75,6 +78,7 @@ void kv_domain_destroy(struct kv_domain *domain)
 
 	while (domain->n_pools > 0)
 		kv_domain_pool_remove(domain->pools[domain->n_pools - 1]);
+	kv_tenants_finish(&domain->tenants);
 	kv_hash_index_finish(&domain->names);
 	kv_hash_index_finish(&domain->owners);
 	kv_pages_free(domain->slots, sizeof(*domain->slots) * (uint64_t)sessions_max);
@@ -86,6 +90,11 @@ void kv_domain_destroy(struct kv_domain *domain)
 uint64_t kv_domain_boot_id(const struct kv_domain *domain)
 {
 	return domain->boot_id;
+}
+
+struct kv_tenants *kv_domain_tenants(struct kv_domain *domain)
+{
+	return &domain->tenants;
 }
 
 uint32_t kv_domain_n_sessions(const struct kv_domain *domain)

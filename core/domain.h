@@ -29,6 +29,7 @@
 #include "core/error.h"
 #include "core/list.h"
 #include "core/pool_spec.h"
+#include "core/tenant.h"
 #include "core/tier.h"
 
 #define KV_SESSION_NAME_BYTES_MAX 128u
@@ -107,6 +108,7 @@ struct kv_session {
 	struct kv_pool *pool;
 	char name[KV_SESSION_NAME_BYTES_MAX + 1];
 	uint64_t tenant;   /* Unix: uid; TCP: UINT64_MAX */
+	uint32_t payer;    /* the tenant's entry; it stays while the session is there */
 	uint64_t owner_id; /* connection that may send rows; 0 = none */
 	bool has_tables;   /* its client manages block tables itself: core/plan_tables.c */
 	uint16_t priority;
@@ -139,6 +141,7 @@ struct kv_sequence {
 	struct kv_session *session; /* NULL for zombies; may be CLOSING, which counts as one */
 	uint32_t epoch;
 	uint32_t n_items; /* planned items that name this object */
+	uint32_t n_tokens_charged; /* to its tenant */
 	bool is_evictable;
 	bool is_evicted; /* its rows are gone; CREATE makes it a new one */
 	bool is_unborn;  /* made by an append, and none of it has succeeded yet */
@@ -253,6 +256,8 @@ uint64_t kv_session_next_expiry_ns(const struct kv_domain *domain);
 /* Iteration by slot: the first open session with slot >= *slot; moves *slot behind it; NULL at the end. */
 struct kv_session *kv_session_next(struct kv_domain *domain, uint32_t *slot);
 uint32_t kv_domain_n_sessions(const struct kv_domain *domain);
+/* Quotas and what they are charged with; sessions, sequences and blocks are charged by the domain itself. */
+struct kv_tenants *kv_domain_tenants(struct kv_domain *domain);
 /* The connection is gone: it owns nothing any more; leases run on from now. */
 void kv_session_owner_lost(struct kv_domain *domain, uint64_t owner_id, uint64_t now_ns);
 /* Nobody owns the session any more, until it is attached again; its lease runs on. */

@@ -34,6 +34,7 @@ struct kv_session_slot {
 	struct kv_sequence *tree; /* by id */
 	uint64_t *layer_tokens;   /* [n_layers], in pool->session_tokens */
 	uint64_t n_tokens_committed, n_exact_rows;
+	uint64_t n_tokens_charged; /* sum over its sequences; 0 from closing on */
 	uint32_t n_chunks; /* of its sequences' tables */
 };
 
@@ -57,6 +58,7 @@ struct kv_domain {
 	struct kv_tally *tally;             /* NULL: no audit runs */
 	uint32_t tally_serial;              /* of the last */
 	struct kv_hash_index names, owners; /* ids are slots */
+	struct kv_tenants tenants;
 	uint32_t *leases;                   /* heap of slots, least lease_key_ns first */
 	uint32_t n_leases;
 	uint32_t n_sequences; /* sequence objects in use over all pools, zombies included */
@@ -179,6 +181,28 @@ bool kv_sequence_restore_exact(
 	struct kv_sequence *sequence, uint32_t layer_first, uint32_t n_layers, uint32_t n_tokens);
 /* The layer's planned length was lowered by n_tokens. */
 void kv_sequence_cut_exact(struct kv_sequence *sequence, uint32_t layer, uint32_t n_tokens);
+
+/* tenant_charge.c: what sessions and sequences cost their tenant */
+/* Bytes of n blocks of every group but the exact window's. */
+uint64_t kv_reservation_bytes(const struct kv_pool_spec *spec, const uint32_t n_blocks[]);
+/*
+ * OK, or QUOTA. What the tenant itself has published and nobody uses, and what it may lose by eviction, goes
+ * first, as far as this turn's bound allows. n_bytes come on top of what is charged.
+ */
+KV_MUST_CHECK enum kv_status kv_payer_make_room(
+	struct kv_pool *pool, uint32_t payer, uint64_t n_bytes, struct kv_error *err);
+/* A session opens or is to be restored: SESSIONS and the reservation. QUOTA, LIMIT (tenants). */
+KV_MUST_CHECK enum kv_status kv_payer_check_open(
+	struct kv_pool *pool, uint64_t tenant, uint32_t reserve_blocks, struct kv_error *err);
+/* n blocks less of its reservation are charged. */
+void kv_session_refund_reserved(struct kv_session *session, uint32_t group_idx, uint32_t n_blocks);
+/* May a sequence, which may be NULL, grow to this length? OK or QUOTA. */
+KV_MUST_CHECK enum kv_status kv_sequence_check_tokens(
+	const struct kv_session *session, const struct kv_sequence *sequence, uint32_t length);
+/* Its planned lengths changed. */
+void kv_sequence_charge(struct kv_sequence *sequence);
+/* Everything that the session is charged with, but its blocks. */
+void kv_session_refund(struct kv_session *session);
 
 /* sequence_tier.c */
 void kv_sequence_forget_image(struct kv_sequence *sequence);

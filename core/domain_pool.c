@@ -61,6 +61,8 @@ static enum kv_status take_memory(struct kv_pool *pool, struct kv_error *err)
 		status = kv_block_pool_init(&pool->blocks[g], spec->n_blocks[g], err);
 		if (status != KV_OK)
 			return status;
+		pool->blocks[g].tenants = &pool->domain->tenants;
+		pool->blocks[g].block_bytes = kv_block_bytes(spec, g);
 	}
 	for (uint32_t g = 0; g < spec->n_groups; g++) {
 		pool->n_map_blocks[g] = spec->n_blocks[g];
@@ -201,6 +203,8 @@ void kv_domain_pool_remove(struct kv_pool *pool)
 	if (domain->tally)
 		kv_tally_pool_gone(domain->tally, pool);
 	forget_sessions(pool);
+	for (uint32_t g = 0; g < spec->n_tables; g++)
+		kv_block_pool_refund(&pool->blocks[g]);
 	while (domain->pools[idx] != pool)
 		idx++;
 	domain->n_pools--;

@@ -364,6 +364,8 @@ enum kv_status kv_prefix_match(struct kv_session *session, uint64_t sequence_id,
 	}
 	if (sequence_id != 0) {
 		status = kv_sequence_check_table(session, result->n_blocks);
+		if (status == KV_OK)
+			status = kv_sequence_check_tokens(session, NULL, result->n_tokens);
 		if (status != KV_OK) {
 			*result = (struct kv_prefix_result){ 0 };
 			return status;
@@ -384,15 +386,22 @@ enum kv_status kv_prefix_match(struct kv_session *session, uint64_t sequence_id,
 
 /* ---- going ---- */
 
-bool kv_prefix_evict(struct kv_pool *pool, uint32_t group_idx, uint32_t *n_nodes)
+uint32_t kv_prefix_evict_block(struct kv_pool *pool, uint32_t group_idx, uint32_t block)
 {
 	struct kv_prefix_index *index = pool->prefixes;
+	const uint32_t n_nodes = remove_tree(pool, index->node_of[group_idx][block] - 1);
+
+	index->counts.n_evicted += n_nodes;
+	return n_nodes;
+}
+
+bool kv_prefix_evict(struct kv_pool *pool, uint32_t group_idx, uint32_t *n_nodes)
+{
 	const uint32_t block = kv_block_pool_idle_first(&pool->blocks[group_idx]);
 
 	if (block == KV_PREFIX_NONE)
 		return false;
-	*n_nodes = remove_tree(pool, index->node_of[group_idx][block] - 1);
-	index->counts.n_evicted += *n_nodes;
+	*n_nodes = kv_prefix_evict_block(pool, group_idx, block);
 	return true;
 }
 

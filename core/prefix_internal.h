@@ -85,6 +85,8 @@ void kv_prefix_index_destroy(struct kv_prefix_index *index); /* NULL allowed */
  * Takes the node out whose block in the group has been idle the longest, with everything below it, which is
  * idle, too, or about to be. False: no block of the group is idle.
  */
+/* An idle block's node and all below; returns how many nodes. */
+uint32_t kv_prefix_evict_block(struct kv_pool *pool, uint32_t group_idx, uint32_t block);
 bool kv_prefix_evict(struct kv_pool *pool, uint32_t group_idx, uint32_t *n_nodes);
 
 /*

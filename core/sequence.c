@@ -98,6 +98,22 @@ static uint32_t count_need(const struct kv_session *session, const struct kv_seq
 	return short_group;
 }
 
+/*
+ * What it takes beyond the reservation, which is paid for. Asked before room is made in the pool, so that
+ * nobody loses anything to a tenant that may not have it; what is evicted then makes the need smaller at most.
+ */
+static enum kv_status check_quota(
+	struct kv_session *session, const struct kv_sequence *sequence, uint32_t groups, struct need *need)
+{
+	struct kv_pool *pool = session->pool;
+	uint32_t n_new[KV_GROUPS_MAX];
+
+	(void)count_need(session, sequence, groups, need);
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
+		n_new[g] = need->n_blocks[g] + need->n_shared[g] - need->n_reserved[g];
+	return kv_payer_make_room(pool, session->payer, kv_reservation_bytes(pool->spec, n_new), NULL);
+}
+
 /* Everything that writing tokens [position, length) takes. May evict others. */
 static enum kv_status check_blocks(struct kv_session *session, const struct kv_sequence *sequence,
 	struct layers layers, uint32_t position, uint32_t length, struct need *need)
@@ -122,6 +138,10 @@ static enum kv_status check_blocks(struct kv_session *session, const struct kv_s
 			sequence->n_gone[g] == 0)
 			return KV_BUSY_RETRY;
 	}
+	const enum kv_status status = check_quota(session, sequence, groups, need);
+
+	if (status != KV_OK)
+		return status;
 	while ((g = count_need(session, sequence, groups, need)) < KV_GROUPS_MAX) {
 		if (!kv_pool_make_room(pool, g, need->n_blocks[g] + need->n_shared[g] - need->n_reserved[g]))
 			return KV_POOL_FULL;
@@ -140,7 +160,7 @@ static void take_blocks(struct kv_session *session, struct kv_sequence *sequence
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
 		uint32_t n_left = need->n_blocks[g], n_reserved = need->n_reserved[g];
 
-		session->n_blocks_reserved[g] -= n_reserved;
+		kv_session_refund_reserved(session, g, n_reserved);
 		if (need->n_shared[g] > 0) {
 			const uint32_t n = need->n_shared[g] < n_reserved ? need->n_shared[g] : n_reserved;
 
@@ -155,7 +175,7 @@ static void take_blocks(struct kv_session *session, struct kv_sequence *sequence
 				kv_block_pool_take(&pool->blocks[g], n, n_from_reservation, ids);
 
 			KV_ASSERT(status == KV_OK);
-			kv_block_pool_mark(&pool->blocks[g], ids, n, session->handle);
+			kv_block_pool_mark(&pool->blocks[g], ids, n, session->handle, session->payer);
 			status = kv_block_table_append(
 				&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
 			KV_ASSERT(status == KV_OK);
@@ -218,6 +238,9 @@ static enum kv_status check_append(struct kv_session *session, struct kv_item *i
 	if (item->position > session->tokens_max || item->n_tokens > session->tokens_max - item->position)
 		return KV_LEN_LIMIT;
 	item->seen = item->position + item->n_tokens;
+	status = kv_sequence_check_tokens(session, sequence, item->seen);
+	if (status != KV_OK)
+		return status;
 	if (sequence)
 		kv_sequence_wake(sequence); /* room is not made at its own expense */
 	return check_blocks(session, sequence, layers, item->position, item->seen, need);
@@ -340,7 +363,7 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 	const enum kv_status status = check_item(session, item, sequence, layers, &need);
 
 	item->status = (uint16_t)status;
-	if (status == KV_POOL_FULL || status == KV_BUSY_RETRY)
+	if (status == KV_POOL_FULL || status == KV_BUSY_RETRY || status == KV_QUOTA)
 		item->retry_after_ms = KV_RETRY_AFTER_MS;
 	if (status != KV_OK) {
 		if (sequence && is_append(item))
@@ -361,6 +384,7 @@ void kv_item_plan(struct kv_session *session, struct kv_item *item, uint32_t lay
 		kv_sequence_plan_exact(sequence, item, layers.first, n_layers);
 		for (uint32_t l = layers.first; l < layers.end; l++)
 			sequence->planned[l] = item->seen;
+		kv_sequence_charge(sequence);
 		kv_sequence_count_exact(sequence, n_exact_rows);
 		sequence->is_evictable = sequence->is_evictable || (item->flags & KV_ITEM_EVICTABLE);
 	}
@@ -422,6 +446,7 @@ static void fall_back(struct kv_sequence *sequence)
 	sequence->epoch++;
 	if (!kv_sequence_is_live(sequence))
 		return;
+	kv_sequence_charge(sequence);
 	kv_sequence_count_exact(sequence, n_exact_rows);
 	kv_sequence_fit_tables(sequence);
 }
@@ -538,6 +563,7 @@ void kv_sequence_shorten(struct kv_sequence *sequence, uint32_t length)
 	}
 	slot->n_tokens_committed -= n_lost;
 	pool->n_tokens_committed -= n_lost;
+	kv_sequence_charge(sequence);
 }
 
 enum kv_status kv_sequence_truncate(struct kv_session *session, uint64_t sequence_id, uint32_t length)

@@ -66,14 +66,18 @@ static void grow_ring(struct kv_sequence *sequence, uint32_t length)
 	struct kv_block_pool *blocks = &pool->blocks[pool->spec->n_groups];
 	const uint32_t n_needed = kv_exact_entries(pool->spec, length);
 	const uint32_t n_chunks = kv_block_table_n_chunks(table);
+	const struct kv_session *session = sequence->session;
 
 	while (table->n_blocks < n_needed) {
 		kv_block_id id;
 
 		if (kv_block_table_chunks_needed(table, 1) >
 				pool->tables.n_chunks_max - pool->tables.n_chunks_used ||
+			!kv_tenant_has_room(
+				blocks->tenants, session->payer, KV_QUOTA_BYTES, blocks->block_bytes) ||
 			kv_block_pool_take(blocks, 1, 0, &id) != KV_OK)
 			break;
+		kv_block_pool_mark(blocks, &id, 1, session->handle, session->payer);
 
 		const enum kv_status status = kv_block_table_append(table, &pool->tables, blocks, &id, 1);
 

@@ -87,7 +87,8 @@ void kv_sequence_unshare(struct kv_sequence *sequence, uint32_t group_idx, uint3
 				kv_block_pool_take(blocks, 1, n_from_reservation > 0 ? 1 : 0, &new);
 
 			KV_ASSERT(status == KV_OK);
-			kv_block_pool_mark(blocks, &new, 1, sequence->session->handle);
+			kv_block_pool_mark(
+				blocks, &new, 1, sequence->session->handle, sequence->session->payer);
 			n_from_reservation -= n_from_reservation > 0;
 			kv_block_table_replace(
 				&sequence->tables[group_idx], &pool->tables, blocks, first + i, new);
@@ -143,6 +144,8 @@ static enum kv_status check_fork(struct kv_session *session, uint64_t child_id,
 
 	if (status == KV_OK)
 		status = kv_sequence_check_new(session);
+	if (status == KV_OK)
+		status = kv_sequence_check_tokens(session, NULL, length);
 	if (status != KV_OK)
 		return status;
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
@@ -165,6 +168,7 @@ void kv_sequence_inherit(struct kv_sequence *sequence, uint32_t length, bool is_
 	}
 	slot->n_tokens_committed += length;
 	pool->n_tokens_committed += length;
+	kv_sequence_charge(sequence);
 	slot->n_chunks += kv_sequence_n_chunks(sequence);
 	sequence->is_evictable = is_evictable;
 	kv_sequence_rest(sequence);

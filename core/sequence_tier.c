@@ -135,12 +135,21 @@ static enum kv_status check_room(const struct kv_sequence *sequence, uint32_t n_
 	uint64_t n_chunks = 0;
 
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
-		const struct kv_block_counts *counts = &pool->blocks[g].counts;
 		const uint32_t n_entries = kv_sequence_n_entries(sequence, g), n_gone = sequence->n_gone[g];
 		const uint32_t n_kept = n_gone > 0 ? pool->spec->group_sink_blocks[g] : 0;
 
 		n_blocks[g] = n_entries - (n_gone > 0 ? n_gone - n_kept : 0);
 		n_chunks += kv_block_table_chunks_shared(n_kept, n_gone, n_entries);
+	}
+
+	const enum kv_status status = kv_payer_make_room(
+		pool, sequence->session->payer, kv_reservation_bytes(pool->spec, n_blocks), NULL);
+
+	if (status != KV_OK)
+		return status;
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		const struct kv_block_counts *counts = &pool->blocks[g].counts;
+
 		if (n_blocks[g] > counts->n_free - counts->n_reserved &&
 			!kv_pool_make_room(pool, g, n_blocks[g]))
 			return KV_POOL_FULL;
@@ -159,6 +168,7 @@ static void append_new(struct kv_sequence *sequence, uint32_t g, uint32_t n_bloc
 		enum kv_status status = kv_block_pool_take(&pool->blocks[g], n, 0, ids);
 
 		KV_ASSERT(status == KV_OK); /* there is room */
+		kv_block_pool_mark(&pool->blocks[g], ids, n, sequence->session->handle, sequence->session->payer);
 		status = kv_block_table_append(&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
 		KV_ASSERT(status == KV_OK);
 		n_blocks -= n;

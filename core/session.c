@@ -147,12 +147,13 @@ static void take_tables(struct kv_session *session, uint32_t n_blocks, uint64_t 
 			enum kv_status status = kv_block_pool_take(&pool->blocks[g], n, n, ids);
 
 			KV_ASSERT(status == KV_OK);
+			kv_session_refund_reserved(session, g, n);
+			kv_block_pool_mark(&pool->blocks[g], ids, n, session->handle, session->payer);
 			status = kv_block_table_append(
 				&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
 			KV_ASSERT(status == KV_OK);
 			n_left -= n;
 		}
-		session->n_blocks_reserved[g] = 0;
 	}
 	kv_slot_of(session)->n_chunks += kv_sequence_n_chunks(sequence);
 }
@@ -177,7 +178,7 @@ enum kv_status kv_session_check_open(struct kv_domain *domain, const struct kv_o
 			return status;
 	}
 	if (has_free_slot(domain))
-		return KV_OK;
+		return kv_payer_check_open(params->pool, params->tenant, params->reserve_blocks, err);
 	if (domain->n_closing > 0)
 		return kv_fail(err, KV_BUSY_RETRY, "%u closed sessions are still being taken apart",
 			domain->n_closing);
@@ -205,6 +206,7 @@ static void init_session(struct kv_domain *domain, struct kv_session_slot *slot,
 		.handle = (uint64_t)slot->generation << 32 | (uint64_t)domain->boot_tag << 16 | idx,
 		.pool = pool,
 		.tenant = params->tenant,
+		.payer = kv_tenant_find(&domain->tenants, params->tenant),
 		.priority = params->priority,
 		.lease_ms = default_or_least(params->lease_ms, limits->lease_ms, limits->lease_ms_max),
 		.opened_ns = now_ns,
@@ -220,7 +222,7 @@ static void init_session(struct kv_domain *domain, struct kv_session_slot *slot,
 	slot->tree = NULL;
 	slot->layer_tokens = pool->session_tokens + (uint64_t)idx * pool->spec->n_layers;
 	memset(slot->layer_tokens, 0, pool->spec->n_layers * sizeof(slot->layer_tokens[0]));
-	slot->n_tokens_committed = slot->n_exact_rows = 0;
+	slot->n_tokens_committed = slot->n_exact_rows = slot->n_tokens_charged = 0;
 	slot->n_chunks = 0;
 }
 
@@ -230,6 +232,7 @@ struct kv_session *kv_session_make(
 	struct kv_session_slot *slot = take_slot(domain);
 
 	init_session(domain, slot, params, now_ns);
+	kv_tenant_charge(&domain->tenants, slot->session.payer, KV_QUOTA_SESSIONS, 1);
 	if (params->name_bytes > 0)
 		slot->name_hash = kv_name_hash(domain, params->name, params->name_bytes, params->tenant);
 	return &slot->session;
@@ -278,6 +281,8 @@ enum kv_status kv_session_open(struct kv_domain *domain, const struct kv_open_pa
 	session->state = KV_SESSION_OPEN;
 	for (uint32_t g = 0; g < params->pool->spec->n_groups; g++)
 		session->n_blocks_reserved[g] = params->reserve_blocks;
+	kv_tenant_charge(&domain->tenants, session->payer, KV_QUOTA_BYTES,
+		kv_reservation_bytes(params->pool->spec, session->n_blocks_reserved));
 	kv_session_appear(domain, kv_slot_of(session), params->owner_id);
 	if (params->has_tables)
 		take_tables(session, params->reserve_blocks, now_ns);
@@ -340,10 +345,9 @@ void kv_session_close(struct kv_domain *domain, struct kv_session *session, bool
 	set_owner(domain, slot, 0);
 	kv_lease_remove(domain, slot);
 	domain->open_bits[idx / 64] &= ~(1ull << idx % 64);
-	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
 		kv_block_pool_unreserve(&pool->blocks[g], session->n_blocks_reserved[g]);
-		session->n_blocks_reserved[g] = 0;
-	}
+	kv_session_refund(session);
 	/* Its rows are not counted any more, although its sequences become zombies one by one. */
 	for (uint32_t l = 0; l < pool->spec->n_layers; l++)
 		pool->layer_tokens[l] -= slot->layer_tokens[l];

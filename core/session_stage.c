@@ -72,7 +72,7 @@ void kv_session_unstage(struct kv_domain *domain, struct kv_session *session)
 	kv_list_remove(&session->in_pool);
 	session->state = KV_SESSION_CLOSING;
 	domain->n_staged--;
-	memset(session->n_blocks_reserved, 0, sizeof(session->n_blocks_reserved));
+	kv_session_refund(session);
 	if (kv_list_is_empty(&session->sequences)) {
 		kv_session_slot_free(domain, slot);
 		return;

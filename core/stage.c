@@ -141,7 +141,10 @@ enum kv_status kv_stage_session(
 			memcmp(other->name, open->name, open->name_bytes) == 0)
 			return kv_fail(err, KV_CORRUPT, "session \"%s\" comes twice", other->name);
 	}
-	status = kv_session_stage(stage->domain, open, now_ns, &stage->session, err);
+	status = kv_payer_make_room(open->pool, kv_tenant_make(&stage->domain->tenants, open->tenant),
+		kv_reservation_bytes(open->pool->spec, staged->reserved_blocks), err);
+	if (status == KV_OK)
+		status = kv_session_stage(stage->domain, open, now_ns, &stage->session, err);
 	if (status != KV_OK)
 		return status;
 
@@ -149,6 +152,8 @@ enum kv_status kv_stage_session(
 
 	for (uint32_t g = 0; g < session->pool->spec->n_groups; g++)
 		session->n_blocks_reserved[g] = staged->reserved_blocks[g];
+	kv_tenant_charge(&stage->domain->tenants, session->payer, KV_QUOTA_BYTES,
+		kv_reservation_bytes(session->pool->spec, session->n_blocks_reserved));
 	session->lease_end_ns = staged->lease_left_ns; /* until commit: how much is left */
 	session->n_rows_in = staged->n_rows_in;
 	session->n_rows_out = staged->n_rows_out;
@@ -254,6 +259,11 @@ enum kv_status kv_stage_sequence(struct kv_stage *stage, const struct kv_staged_
 	if (session->n_sequences >= session->sequences_max ||
 		stage->domain->n_sequences >= stage->domain->limits.sequences_max)
 		return kv_fail(err, KV_LIMIT, "there are %u sequences already", stage->domain->n_sequences);
+	for (uint32_t l = 0; l < session->pool->spec->n_layers; l++) {
+		if (kv_sequence_check_tokens(session, NULL, staged->lengths[l]) != KV_OK)
+			return kv_fail(err, KV_QUOTA, "sequence %llu: its %u tokens are above the tenant's quota",
+				(unsigned long long)staged->id, staged->lengths[l]);
+	}
 
 	struct kv_sequence *sequence = kv_sequence_add(session, staged->id, now_ns);
 	struct kv_pool *pool = session->pool;
@@ -273,6 +283,7 @@ enum kv_status kv_stage_sequence(struct kv_stage *stage, const struct kv_staged_
 
 	uint32_t length_min, length_max;
 
+	kv_sequence_charge(sequence);
 	kv_sequence_lengths(sequence, &length_min, &length_max);
 	slot->n_tokens_committed += length_min;
 	memcpy(stage->n_entries, staged->n_entries, sizeof(stage->n_entries));
@@ -359,13 +370,21 @@ static enum kv_status adopt(
 			number < blocks->n_numbers ? "has too few rows" : "is not there");
 
 	const kv_block_id block = { blocks->ids[number] & KV_STAGE_BLOCK };
-	const enum kv_status status = kv_block_table_append(
+	const struct kv_session *session = sequence->session;
+	const bool is_first = !(blocks->ids[number] & KV_STAGE_ADOPTED);
+	enum kv_status status = kv_tenant_check(&stage->domain->tenants, session->payer, KV_QUOTA_BYTES,
+		is_first ? pool->blocks[group_idx].block_bytes : 0, err);
+
+	if (status != KV_OK)
+		return status;
+	status = kv_block_table_append(
 		&sequence->tables[group_idx], &pool->tables, &pool->blocks[group_idx], &block, 1);
 
 	KV_ASSERT(status == KV_OK);
-	if (blocks->ids[number] & KV_STAGE_ADOPTED) {
+	if (!is_first) {
 		kv_block_pool_own(&pool->blocks[group_idx], block);
 	} else {
+		kv_block_pool_mark(&pool->blocks[group_idx], &block, 1, session->handle, session->payer);
 		blocks->ids[number] |= KV_STAGE_ADOPTED;
 		blocks->n_adopted++;
 	}

@@ -76,15 +76,38 @@ static enum kv_status check_blocks(const struct kv_stage *stage, const struct kv
 	return KV_OK;
 }
 
+/* Blocks that no sequence has are its tenant's to pay. */
+static enum kv_status check_payer(const struct kv_stage *stage, const struct kv_pool *pool,
+	const struct kv_staged_prefix *staged, uint32_t *payer, struct kv_error *err)
+{
+	const struct kv_staged_nodes *nodes = &stage->nodes[pool->pool_idx];
+	const uint64_t tenant = staged->parent == KV_STAGE_NO_PREFIX
+		? staged->tenant
+		: nodes->roots[nodes->nodes[staged->parent].root].tenant;
+	uint64_t n_bytes = 0;
+
+	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+		if (!(stage->blocks[pool->pool_idx][g].ids[staged->blocks[g]] & KV_STAGE_ADOPTED))
+			n_bytes += pool->blocks[g].block_bytes;
+	}
+	*payer = kv_tenant_make(&stage->domain->tenants, tenant);
+	if (*payer == KV_TENANT_NOBODY)
+		return kv_fail(err, KV_LIMIT, "prefix %u: there are too many tenants", staged->number);
+	return kv_tenant_check(&stage->domain->tenants, *payer, KV_QUOTA_BYTES, n_bytes, err);
+}
+
 /* The stage's hold on the block becomes the prefix's. */
-static uint32_t adopt(struct kv_pool *pool, struct kv_staged_blocks *blocks, uint32_t g, uint32_t number)
+static uint32_t adopt(
+	struct kv_pool *pool, struct kv_staged_blocks *blocks, uint32_t g, uint32_t number, uint32_t payer)
 {
 	const kv_block_id id = { blocks->ids[number] & KV_STAGE_BLOCK };
 
-	if (blocks->ids[number] & KV_STAGE_ADOPTED)
+	if (blocks->ids[number] & KV_STAGE_ADOPTED) {
 		kv_block_pool_own(&pool->blocks[g], id);
-	else
+	} else {
+		kv_block_pool_mark(&pool->blocks[g], &id, 1, 0, payer);
 		blocks->n_adopted++;
+	}
 	blocks->ids[number] |= KV_STAGE_ADOPTED | KV_STAGE_PUBLISHED;
 	return id.idx;
 }
@@ -93,10 +116,13 @@ enum kv_status kv_stage_prefix(struct kv_stage *stage, struct kv_pool *pool,
 	const struct kv_staged_prefix *staged, struct kv_error *err)
 {
 	struct kv_staged_nodes *nodes = &stage->nodes[pool->pool_idx];
+	uint32_t payer = KV_TENANT_NOBODY;
 	enum kv_status status = check_place(nodes, staged, err);
 
 	if (status == KV_OK)
 		status = check_blocks(stage, pool, staged, err);
+	if (status == KV_OK)
+		status = check_payer(stage, pool, staged, &payer, err);
 	if (status != KV_OK)
 		return status;
 	struct kv_staged_node *node = &nodes->nodes[nodes->n];
@@ -117,7 +143,8 @@ enum kv_status kv_stage_prefix(struct kv_stage *stage, struct kv_pool *pool,
 	memcpy(nodes->tokens + 4 * (uint64_t)pool->spec->block_size * nodes->n, staged->tokens,
 		4 * (size_t)pool->spec->block_size);
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
-		node->blocks[g] = adopt(pool, &stage->blocks[pool->pool_idx][g], g, staged->blocks[g]);
+		node->blocks[g] = adopt(
+			pool, &stage->blocks[pool->pool_idx][g], g, staged->blocks[g], payer);
 	nodes->n++;
 	return KV_OK;
 }
