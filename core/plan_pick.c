@@ -21,22 +21,25 @@ static uint8_t state_before(const struct kv_candidate candidates[], uint32_t i, 
 
 /*
  * Orders order[0..n) so that tenants take turns: next is always the oldest request of the tenant that was
- * given the least so far. So one that has much waiting takes from another no more than that one leaves.
+ * given the least so far, for its weight. So one that has much waiting takes from another no more than that one leaves.
  */
 static void share(const struct kv_candidate candidates[], uint32_t order[], uint32_t n, uint32_t links[],
 	uint64_t given_bytes[KV_PLAN_TENANTS_MAX])
 {
 	uint32_t first[KV_PLAN_TENANTS_MAX], last[KV_PLAN_TENANTS_MAX];
+	uint64_t weights[KV_PLAN_TENANTS_MAX];
 
 	for (uint32_t t = 0; t < KV_PLAN_TENANTS_MAX; t++)
 		first[t] = NONE;
 	for (uint32_t i = 0; i < n; i++) {
 		const uint32_t t = candidates[order[i]].tenant_idx;
 
-		if (first[t] == NONE)
+		if (first[t] == NONE) {
 			first[t] = order[i];
-		else
+			weights[t] = candidates[order[i]].weight;
+		} else {
 			links[last[t]] = order[i];
+		}
 		last[t] = order[i];
 		links[order[i]] = NONE;
 	}
@@ -46,8 +49,15 @@ static void share(const struct kv_candidate candidates[], uint32_t order[], uint
 		for (uint32_t t = 0; t < KV_PLAN_TENANTS_MAX; t++) {
 			if (first[t] == NONE)
 				continue;
-			if (next == NONE || given_bytes[t] < given_bytes[next] ||
-				(given_bytes[t] == given_bytes[next] && first[t] < first[next]))
+			if (next == NONE) {
+				next = t;
+				continue;
+			}
+			/* Below 2^54 bytes of all slots, times KV_TENANT_WEIGHT_MAX. */
+			const uint64_t mine = given_bytes[t] * weights[next];
+			const uint64_t theirs = given_bytes[next] * weights[t];
+
+			if (mine < theirs || (mine == theirs && first[t] < first[next]))
 				next = t;
 		}
 		order[i] = first[next];

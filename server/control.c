@@ -240,6 +240,15 @@ static bool answer(struct srv_server *server, struct srv_control *control, bool 
 	case SRV_CONTROL_TENANTS:
 		is_done = srv_control_tenants(server, control);
 		break;
+	case SRV_CONTROL_TENANT:
+		is_done = srv_control_tenant(server, control);
+		break;
+	case SRV_CONTROL_TENANT_SET:
+		is_done = srv_control_tenant_set(server, control);
+		break;
+	case SRV_CONTROL_TENANT_CLEAR:
+		srv_control_tenant_clear(server, control);
+		break;
 	case SRV_CONTROL_PREFIXES:
 		is_done = srv_control_prefixes(server, control);
 		if (is_done)

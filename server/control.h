@@ -37,6 +37,9 @@ enum srv_control_kind {
 	SRV_CONTROL_SESSION,        /* id; rows: sequence; cursor = sequence id */
 	SRV_CONTROL_SESSION_DELETE, /* id */
 	SRV_CONTROL_TENANTS,        /* rows: tenant; cursor = the last tenant's, plus 1 */
+	SRV_CONTROL_TENANT,         /* tenant or is_common; rows.tenants[0] */
+	SRV_CONTROL_TENANT_SET,     /* the same, and policy; rows.tenants[0] */
+	SRV_CONTROL_TENANT_CLEAR,   /* the same */
 	SRV_CONTROL_PREFIXES,       /* rows: pool, and n_prefixes of prefix; cursor, tenant, sort */
 	SRV_CONTROL_PREFIX,         /* id; rows.prefixes[0] */
 	SRV_CONTROL_PREFIX_DELETE,  /* id */
@@ -120,6 +123,9 @@ struct srv_tenant_row {
 	uint32_t n_sessions, n_sequences;
 	uint64_t n_tokens, stored_bytes, dense_equivalent_bytes, reserved_bytes;
 	uint64_t n_rows_in, n_rows_out, n_queries;
+	bool is_common, has_policy; /* is_common: the policy of all that have none of their own */
+	struct kv_tenant_policy policy;
+	uint64_t used[KV_QUOTAS], used_max[KV_QUOTAS], n_refused[KV_QUOTAS];
 };
 
 /* Entry of a block table. */
@@ -182,7 +188,8 @@ struct srv_control {
 	uint32_t group_idx;
 	enum srv_session_sort sort;
 	struct srv_sort_key cursor_key; /* sorted: behind this one, where has_cursor_key */
-	bool is_deep, has_tenant, has_cursor_key;
+	bool is_deep, has_tenant, has_cursor_key, is_common;
+	struct kv_tenant_policy policy; /* TENANT_SET */
 	struct srv_capacity_ask plan;
 	struct srv_reload reload;
 	struct kv_pool_spec *spec; /* POOL_CREATE: the loop takes it over on OK and sets it to NULL */
@@ -191,6 +198,7 @@ struct srv_control {
 	struct kv_error error;
 	uint32_t n_rows, n_prefixes;
 	uint64_t cursor_next; /* 0 = end */
+	struct kv_tenant_policy common; /* TENANTS */
 	union {
 		struct {
 			struct srv_pool_row pools[KV_POOLS_MAX];

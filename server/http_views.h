@@ -28,6 +28,7 @@ void srv_view_sessions(const struct srv_control *control, struct srv_text *text)
 void srv_view_session(const struct srv_control *control, struct srv_text *text);
 void srv_view_sequence(const struct srv_control *control, struct srv_text *text);
 void srv_view_tenants(const struct srv_control *control, struct srv_text *text);
+void srv_view_tenant(const struct srv_control *control, struct srv_text *text);
 void srv_view_prefixes(const struct srv_control *control, struct srv_text *text);
 void srv_view_prefix(const struct srv_control *control, struct srv_text *text);
 void srv_view_connections(const struct srv_control *control, struct srv_text *text);

@@ -61,6 +61,7 @@ struct srv_request {
 	struct srv_conn *conn; /* NULL once the connection is gone: finish, then forget */
 	struct kvp_header header;
 	struct kv_session *session; /* NULL for echoes, and once the session is closed */
+	uint32_t payer; /* the tenant's entry whose requests it is one of; KV_TENANT_NOBODY: none */
 	struct srv_lane *lane;
 	uint8_t *in, *out;  /* body as received; header and body to be sent */
 	uint64_t in_bytes;  /* received so far */
@@ -375,7 +376,12 @@ void srv_control_stop(struct srv_server *server);
 void srv_control_info(struct srv_server *server, struct srv_info *info);
 /* control_lists.c. False: goes on next turn. */
 KV_MUST_CHECK bool srv_control_sessions(struct srv_server *server, struct srv_control *control);
+/* control_tenants.c */
 KV_MUST_CHECK bool srv_control_tenants(struct srv_server *server, struct srv_control *control);
+KV_MUST_CHECK bool srv_control_tenant(struct srv_server *server, struct srv_control *control);
+KV_MUST_CHECK bool srv_control_tenant_set(struct srv_server *server, struct srv_control *control);
+void srv_control_tenant_clear(struct srv_server *server, struct srv_control *control);
+/* control_prefixes.c and control_lists.c */
 KV_MUST_CHECK bool srv_control_prefixes(struct srv_server *server, struct srv_control *control);
 KV_MUST_CHECK bool srv_control_prefix_delete(struct srv_server *server, struct srv_control *control);
 void srv_control_prefix(struct srv_server *server, struct srv_control *control);

@@ -196,7 +196,7 @@ static bool read_number(const char *text, uint64_t *number, const char **end)
 	return true;
 }
 
-static bool read_bytes(const char *text, uint64_t *n_bytes)
+bool srv_option_read_bytes(const char *text, uint64_t *n_bytes)
 {
 	static const struct {
 		const char *suffix;
@@ -241,7 +241,7 @@ enum kv_status srv_option_set_text(struct srv_options *options, const struct srv
 			return refuse(row, text, source, err);
 		return srv_option_set_number(options, row, number, source, err);
 	case SRV_OPTION_BYTES:
-		if (!read_bytes(text, &number) || number < row->min || number > row->max)
+		if (!srv_option_read_bytes(text, &number) || number < row->min || number > row->max)
 			return refuse(row, text, source, err);
 		return srv_option_set_number(options, row, number, source, err);
 	case SRV_OPTION_TEXT:
@@ -299,7 +299,8 @@ enum kv_status srv_options_init(struct srv_options *options, struct kv_error *er
 		status = srv_options_add_listen(options, default_listen[i], "listen", err);
 	if (status == KV_OK) {
 		options->pools = json_array();
-		if (!options->pools)
+		options->tenants = json_array();
+		if (!options->pools || !options->tenants)
 			status = kv_fail(err, KV_NO_MEMORY, "options: no memory");
 	}
 	if (status == KV_OK)
@@ -312,6 +313,7 @@ enum kv_status srv_options_init(struct srv_options *options, struct kv_error *er
 void srv_options_finish(struct srv_options *options)
 {
 	json_decref(options->pools);
+	json_decref(options->tenants);
 	memset(options, 0, sizeof(*options));
 }
 
@@ -327,7 +329,7 @@ static bool read_memory(const char *text, uint64_t *out, bool *is_share)
 		*is_share = true;
 		return *out >= 1 && *out <= 100;
 	}
-	return read_bytes(text, out) && *out >= 4096;
+	return srv_option_read_bytes(text, out) && *out >= 4096;
 }
 
 enum kv_status srv_options_memory_bytes(

@@ -99,6 +99,7 @@ struct srv_options {
 	uint32_t n_listen;
 	json_t *pools; /* array of pool JSON objects; owned */
 	bool are_pools_from_flags;
+	json_t *tenants; /* array, see tenants.h; owned */
 	char config_path[4096];
 	bool is_check_only; /* --check-config */
 };

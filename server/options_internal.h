@@ -55,6 +55,8 @@ void srv_option_env_name(const struct srv_option_row *row, char out[SRV_OPTION_N
 bool srv_option_enum_value(const char *values, uint32_t idx, const char **text, size_t *n_bytes);
 /* "a size from 64 KiB to 16 MiB ...": what this option takes, for messages. */
 void srv_option_expected(const struct srv_option_row *row, char *out, size_t n_bytes_max);
+/* "4096", "2GiB"; false: it is no size. */
+bool srv_option_read_bytes(const char *text, uint64_t *n_bytes);
 /* "1 MiB", "65537": the shortest exact text. */
 void srv_option_bytes_text(uint64_t n_bytes, char out[32]);
 

@@ -1,6 +1,6 @@
 /*
  * The configuration file: one JSON object whose members are the options, plus "listen" (array of addresses)
- * and "pools" (array of pool objects). GET /v1/config returns the same schema, so that its answer is a valid
+ * "pools" (array of pool objects) and "tenants" (tenants.h). GET /v1/config returns the same schema, so that its answer is a valid
  * file.
  */
 #include <stdio.h>
@@ -8,6 +8,7 @@
 
 #include "core/domain.h"
 #include "server/options_internal.h"
+#include "server/tenants.h"
 
 #define SOURCE_BYTES 256
 
@@ -134,6 +135,15 @@ static enum kv_status merge_pools(struct srv_options *options, json_t *pools, st
 	return status;
 }
 
+static enum kv_status merge_tenants(struct srv_options *options, json_t *tenants, struct kv_error *err)
+{
+	const enum kv_status status = srv_tenants_check(tenants, err);
+
+	if (status == KV_OK)
+		options->tenants = tenants;
+	return status;
+}
+
 static enum kv_status merge_object(struct srv_options *options, json_t *root, struct kv_error *err)
 {
 	enum kv_status status = KV_OK;
@@ -152,6 +162,8 @@ static enum kv_status merge_object(struct srv_options *options, json_t *root, st
 			status = merge_listen(options, value, err);
 		else if (strcmp(name, "pools") == 0)
 			status = merge_pools(options, value, err);
+		else if (strcmp(name, "tenants") == 0)
+			status = merge_tenants(options, value, err);
 		else
 			status = kv_fail(err, KV_BAD_CONFIG,
 				"%.64s: there is no such option; --help lists all of them", name);
@@ -170,7 +182,7 @@ enum kv_status srv_options_merge_json(struct srv_options *options, const char *t
 	if (!root)
 		return kv_fail(err, KV_BAD_CONFIG, "%.200s:%d:%d: %s", source, json_error.line,
 			json_error.column, json_error.text);
-	/* A copy, so that a refused text changes nothing. It borrows the pools until all of it is accepted.
+	/* A copy, so that a refused text changes nothing. It borrows the lists until all of it is accepted.
 	 */
 	struct srv_options next = *options;
 	enum kv_status status = KV_OK;
@@ -183,6 +195,10 @@ enum kv_status srv_options_merge_json(struct srv_options *options, const char *t
 		if (next.pools != options->pools) {
 			json_incref(next.pools);
 			json_decref(options->pools);
+		}
+		if (next.tenants != options->tenants) {
+			json_incref(next.tenants);
+			json_decref(options->tenants);
 		}
 		*options = next;
 	} else {
@@ -252,6 +268,8 @@ json_t *srv_options_to_json(const struct srv_options *options)
 	/* A deep copy: the answer shares no reference counts with what other threads read. */
 	if (!failed)
 		failed = json_object_set_new(root, "pools", json_deep_copy(options->pools));
+	if (!failed)
+		failed = json_object_set_new(root, "tenants", json_deep_copy(options->tenants));
 	json_decref(listen);
 	if (failed) {
 		json_decref(root);

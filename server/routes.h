@@ -21,6 +21,10 @@ enum kv_status srv_route_pool_name(
 	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
 enum kv_status srv_route_prefix(
 	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
+enum kv_status srv_route_tenant(
+	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
+enum kv_status srv_route_tenant_set(
+	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
 enum kv_status srv_route_session(
 	struct srv_http_request *request, struct srv_control *control, struct kv_error *err);
 enum kv_status srv_route_sequence(

@@ -352,6 +352,7 @@ void srv_request_received(struct srv_request *request)
 	struct srv_conn *conn = request->conn;
 	struct srv_server *server = conn->server;
 	struct kv_session *session = NULL;
+	struct kv_error err = { 0 };
 	enum kv_status status = KV_OK;
 
 	if (request->header.opcode == KVP_OP_PING) {
@@ -367,9 +368,17 @@ void srv_request_received(struct srv_request *request)
 		srv_request_refuse(request, status, NULL, 0);
 		return;
 	}
+	status = kv_tenant_check(
+		kv_domain_tenants(server->domain), session->payer, KV_QUOTA_REQUESTS, 1, &err);
+	if (status != KV_OK) {
+		srv_request_refuse(request, status, err.msg, 0);
+		return;
+	}
 	request->queued_ns = server->now_ns;
 	plan_items(server, request);
 	request->session->n_outstanding++;
+	request->payer = session->payer;
+	kv_tenant_charge(kv_domain_tenants(server->domain), request->payer, KV_QUOTA_REQUESTS, 1);
 	if (request->n_items_done == request->n_items) {
 		srv_request_finish(request);
 		return;
@@ -562,6 +571,8 @@ void srv_request_finish(struct srv_request *request)
 	/* A refused frame is counted once, where it is answered, and its items are not. */
 	for (uint32_t i = 0; i < request->n_items && status == KV_OK; i++)
 		count_item(server, request, &request->items[i]);
+	kv_tenant_refund(kv_domain_tenants(server->domain), request->payer, KV_QUOTA_REQUESTS, 1);
+	request->payer = KV_TENANT_NOBODY;
 	if (request->session) {
 		request->session->n_outstanding--;
 		kv_session_renew(request->session, server->now_ns);

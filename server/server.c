@@ -15,6 +15,7 @@
 #include "core/memory.h"
 #include "server/checkpoint.h"
 #include "server/spill.h"
+#include "server/tenants.h"
 
 static const char watch_backend, watch_mailbox; /* their addresses tell the watched descriptors apart */
 
@@ -88,6 +89,7 @@ static enum kv_status build(struct srv_server *server, struct kv_error *err)
 	init_caps(server);
 	if ((status = kv_domain_create(&limits, server->seams.random, &server->domain, err)) != KV_OK)
 		return status;
+	srv_tenants_apply(server->options->tenants, kv_domain_tenants(server->domain));
 	if ((status = server->backend->ops->arena_create(server->backend, server->seams.arena_bytes, err)) !=
 		KV_OK)
 		return status;
@@ -298,6 +300,9 @@ void srv_take_settings(struct srv_server *server)
 
 	server->settings = srv_settings_get(box);
 	server->options = &server->settings->options;
+	/* What was changed over HTTP holds until the list in the file is another. */
+	if (server->domain && old && !json_equal(old->options.tenants, server->options->tenants))
+		srv_tenants_apply(server->options->tenants, kv_domain_tenants(server->domain));
 	srv_settings_put(old);
 }
 

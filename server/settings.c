@@ -13,8 +13,9 @@
 #define IDX(name)         SRV_OPTION_IDX_##name
 #define BIT_LISTEN        SRV_N_OPTIONS
 #define BIT_POOLS         (SRV_N_OPTIONS + 1)
+#define BIT_TENANTS       (SRV_N_OPTIONS + 2)
 #define CREDENTIAL_PREFIX "credential:"
-_Static_assert(SRV_N_OPTIONS + 2 <= SRV_RELOAD_NAMES_MAX, "a reload tells of options by bits");
+_Static_assert(SRV_N_OPTIONS + 3 <= SRV_RELOAD_NAMES_MAX, "a reload tells of options by bits");
 
 /* What may change while the daemon runs; everything else was used up at start. */
 static const enum srv_option_idx reloadable[] = { IDX(log_level), IDX(http_name), IDX(tokens_file),
@@ -28,6 +29,7 @@ const char *srv_reload_name(uint32_t bit_idx)
 	return bit_idx < SRV_N_OPTIONS  ? srv_option_rows[bit_idx].name
 		: bit_idx == BIT_LISTEN ? "listen"
 		: bit_idx == BIT_POOLS  ? "pools"
+		: bit_idx == BIT_TENANTS ? "tenants"
 					: NULL;
 }
 
@@ -236,6 +238,8 @@ static enum kv_status keep_old(const struct srv_options *old, struct srv_options
 		json_decref(fresh->pools);
 		fresh->pools = pools;
 	}
+	if (!json_equal(old->tenants, fresh->tenants))
+		reload->changed |= 1ull << BIT_TENANTS;
 	fresh->are_pools_from_flags = old->are_pools_from_flags;
 	return KV_OK;
 }

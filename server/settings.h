@@ -35,7 +35,7 @@ struct srv_settings_box {
 	bool is_used;
 };
 
-/* What a reload found. Bit i: option i of the table; then listen, then pools. */
+/* What a reload found. Bit i: option i of the table; then listen, pools, tenants. */
 struct srv_reload {
 	uint64_t generation, changed, needs_restart;
 };

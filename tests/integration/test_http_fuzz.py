@@ -17,10 +17,10 @@ BODIES = [b'{"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "k": "tq4
 GETS = ["/v1/info", "/v1/pools", "/v1/pools/exact", "/v1/occupancy", "/v1/sessions?limit=5&cursor=0", "/v1/sessions?sort=tokens",
         "/v1/sessions/00ab000000000001", "/v1/sessions/00ab000000000001/sequences/5?group=1", "/v1/connections?limit=2",
         "/v1/config", "/v1/log-level", "/readyz?deep=0", "/livez", "/metrics", "/v1/openapi.json", "/v1/sessions?tenant=tcp",
-        "/v1/prefixes?sort=hits&limit=3", "/v1/prefixes/0000000100000000"]
+        "/v1/prefixes?sort=hits&limit=3", "/v1/tenants/_default", "/v1/tenants?limit=1", "/v1/prefixes/0000000100000000"]
 POSTS = ["/v1/pools", "/v1/plan", "/v1/restore"]
-PUTS = ["/v1/log-level"]
-DELETES = ["/v1/pools/exact", "/v1/prefixes/0000000100000000", "/v1/sessions/00ab000000000001"]
+PUTS = ["/v1/log-level", "/v1/tenants/77"]
+DELETES = ["/v1/pools/exact", "/v1/tenants/78", "/v1/prefixes/0000000100000000", "/v1/sessions/00ab000000000001"]
 
 
 class Nearly(unittest.TestCase):

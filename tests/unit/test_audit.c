@@ -272,7 +272,7 @@ START_TEST(test_audit_survives_every_failed_allocation)
 		kv_assert_status(status, KV_NO_MEMORY);
 		n_failed++;
 	}
-	ck_assert_uint_eq(n_failed, 7);
+	ck_assert_uint_eq(n_failed, 8);
 	rig_finish(&rig);
 }
 END_TEST

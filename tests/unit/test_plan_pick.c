@@ -14,6 +14,7 @@ static void assert_pick(const char *candidates, const char *expected)
 
 	for (const char *c = candidates; *c; c += c[2] ? 3 : 2) {
 		list[n++] = (struct kv_candidate){
+			.weight = 1,
 			.session_idx = (uint32_t)(c[1] - '0'),
 			.is_decode = c[0] == 'd' || c[0] == 'D',
 			.is_ready = c[0] == 'd' || c[0] == 'a',
@@ -96,8 +97,8 @@ START_TEST(test_plan_pick_keeps_the_order_of_sessions)
 END_TEST
 
 /*
- * While two tenants both have something waiting, neither is given more than one request's bytes more than the
- * other, however much one of them has sent.
+ * While two tenants both have something waiting, neither is given more than one request's bytes more than its
+ * weight says beside the other, however much one of them has sent.
  */
 START_TEST(test_plan_pick_shares_between_tenants)
 {
@@ -111,6 +112,10 @@ START_TEST(test_plan_pick_shares_between_tenants)
 		uint64_t given[3] = { 0 };
 		uint8_t scratch[N];
 		const bool is_decode = round % 2;
+		uint32_t weights[3];
+
+		for (uint32_t t = 0; t < 3; t++)
+			weights[t] = round % 3 == 0 ? 1 : 1 + (uint32_t)(kv_test_random(&seed) % 9);
 
 		for (uint32_t i = 0; i < N; i++) {
 			/* The first one floods. */
@@ -119,6 +124,7 @@ START_TEST(test_plan_pick_shares_between_tenants)
 			list[i] = (struct kv_candidate){
 				.session_idx = i,
 				.tenant_idx = dice < 8 ? 0 : dice - 7,
+				.weight = weights[dice < 8 ? 0 : dice - 7],
 				.n_bytes = 1 + kv_test_random(&seed) % 1000,
 				.is_decode = is_decode,
 				.is_ready = true,
@@ -132,7 +138,8 @@ START_TEST(test_plan_pick_shares_between_tenants)
 			for (uint32_t a = 0; a < 3; a++) {
 				for (uint32_t b = 0; b < 3; b++) {
 					if (n_left[a] > 0 && n_left[b] > 0)
-						ck_assert_uint_le(given[a], given[b] + 1000);
+						ck_assert_uint_le(given[a] * weights[b],
+							(given[b] * weights[a]) + (1000 * weights[b]));
 				}
 			}
 		}

@@ -106,6 +106,19 @@ class Control:
         """Takes out a prefix of prefixes(), with all that go on behind it."""
         self.request("DELETE", "/v1/prefixes/" + urllib.parse.quote(str(prefix_id), safe=""))
 
+    def tenants(self):
+        """What each tenant has and may have."""
+        return self._pages("/v1/tenants", "tenants")[1]
+
+    def set_tenant(self, tenant, **policy):
+        """Quotas bytes, tokens, sessions, requests (missing or None: no limit) and weight of a tenant: its number, "tcp",
+        or "_default" for all that have no policy of their own. What is not given is not limited."""
+        return self.request("PUT", "/v1/tenants/" + urllib.parse.quote(str(tenant), safe=""), policy)
+
+    def clear_tenant(self, tenant):
+        """The policy of "_default" holds again."""
+        self.request("DELETE", "/v1/tenants/" + urllib.parse.quote(str(tenant), safe=""))
+
     def connections(self):
         return self._pages("/v1/connections", "connections")[1]
 
