@@ -226,7 +226,7 @@ struct srv_control {
 	void *user;
 	struct srv_control *next; /* the mailbox's, then the loop's while it goes on next turn */
 	/* The loop's while it goes on next turn. */
-	bool is_begun;
+	bool is_begun, is_set; /* is_set: TENANT_SET has set, and looks for what to answer */
 	uint64_t scan_slot;
 	uint32_t n_keys;
 	struct srv_sort_key keys[SRV_CONTROL_ROWS_MAX];

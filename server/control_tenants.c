@@ -124,8 +124,8 @@ bool srv_control_tenant_set(struct srv_server *server, struct srv_control *contr
 {
 	struct kv_tenants *tenants = kv_domain_tenants(server->domain);
 
-	if (!control->is_begun) {
-		control->is_begun = true;
+	if (!control->is_set) {
+		control->is_set = true;
 		if (control->is_common)
 			tenants->common = control->policy;
 		else

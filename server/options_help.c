@@ -62,6 +62,10 @@ static const char *text_word(const struct srv_option_row *row)
 		return "NAME";
 	if (has_suffix(row->name, "_uids"))
 		return "NUMBERS";
+	if (has_suffix(row->name, "_dir"))
+		return "FOLDER";
+	if (row == &srv_option_rows[IDX(restore)])
+		return "NAME";
 	return has_suffix(row->name, "_file") ? "FILE" : "SIZE";
 }
 
@@ -129,7 +133,9 @@ void srv_options_print_help(void)
 	      "  --config FILE\n"
 	      "      Configuration file, one JSON object. Its members are the options below with '_' for "
 	      "'-',\n"
-	      "      plus \"listen\" (array of addresses) and \"pools\" (array of pool objects).\n"
+	      "      plus \"listen\" (array of addresses), \"pools\" (array of pool objects) and \"tenants\" (array of\n"
+	      "      {\"tenant\": \"7\", \"bytes\": \"1GiB\", \"tokens\": N, \"sessions\": N, \"requests\": N, \"weight\": N}; \"tcp\" and\n"
+	      "      \"_default\" are names, too; what is left out is not limited).\n"
 	      "  --check-config\n"
 	      "      Read and check everything, pools included, start nothing. Exit code 0 or 2.\n"
 	      "  --listen unix:PATH or tcp:HOST:PORT\n"

@@ -128,6 +128,7 @@ static void draw_behaviour(struct sim_config *config, struct sim_rng *rng)
 	config->attach_per_mille = sim_chance(rng, 300) ? 60 : 8;
 	config->close_per_mille = 8;
 	config->control_per_mille = sim_chance(rng, 300) ? 100 : 0;
+	config->quota_per_mille = sim_chance(rng, 300) ? 150 : 0;
 	config->pool_per_mille = sim_chance(rng, 300) ? 200 : 0;
 	config->prefix_per_mille = sim_chance(rng, 500) ? 50 : 250;
 	config->evictable_per_mille = sim_chance(rng, 500) ? 50 : 400;

@@ -242,6 +242,8 @@ static void post_one(struct sim_world *world, struct sim_asked *asked)
 		control->kind = SRV_CONTROL_SESSION_DELETE;
 		control->id = world->model.sessions->handle;
 	}
+	if (sim_chance(&world->rng, world->config.quota_per_mille))
+		sim_quotas_ask(world, control);
 	if (sim_chance(&world->rng, 300))
 		control->cursor = sim_below(&world->rng, 8);
 	if (sim_chance(&world->rng, world->config.pool_per_mille)) {

@@ -194,6 +194,7 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
  * The server evicts the sequence for the sake of `planned` (NULL: of a session), which is not at rest: it
  * may, and none that may was used longer ago.
  */
+/* group_idx UINT32_MAX: for its tenant's quota; the tenant's oldest goes, and its idle prefixes before. */
 void sim_model_evicted(struct sim_model *model, const struct kv_sequence *real,
 	const struct sim_sequence *planned, uint32_t group_idx);
 void sim_model_pinned(

@@ -160,13 +160,17 @@ void sim_model_evicted(struct sim_model *model, const struct kv_sequence *real,
 
 	SIM_CHECK(sequence && sequence != planned && may_be_evicted(sequence),
 		"sequence %llu is evicted, and must not be", (unsigned long long)real->id);
-	SIM_CHECK(real->pool->blocks[group_idx].counts.n_idle == 0, "a sequence is evicted before a prefix");
+	const bool is_for_quota = group_idx == UINT32_MAX;
+
+	SIM_CHECK(is_for_quota || real->pool->blocks[group_idx].counts.n_idle == 0,
+		"a sequence is evicted before a prefix");
 	for (const struct sim_session *session = model->sessions; session; session = session->next) {
 		for (const struct sim_sequence *other = session->sequences;
 			other && session->pool == own->pool; other = other->next)
 			SIM_CHECK(other == sequence || other == planned || !may_be_evicted(other) ||
 					sim_sequence_longest(other) == 0 || is_away(session, other->id) ||
-					other->rest_seq > sequence->rest_seq,
+					other->rest_seq > sequence->rest_seq ||
+					(is_for_quota && session->tenant != own->tenant),
 				"sequence %llu is evicted, %llu was used before it",
 				(unsigned long long)sequence->id, (unsigned long long)other->id);
 	}

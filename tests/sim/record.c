@@ -129,9 +129,14 @@ WRAPPED(void, kv_item_plan, struct kv_session *session, struct kv_item *item, ui
 	struct sim_expected expected =
 		sim_model_plan(&world->model, known, session, item, layer_first, n_layers);
 
+	const struct kv_tenant before = sim_tenant_of(session);
+
 	sim_planning = (struct sim_planning){ known, session, item, layer_first, n_layers, &expected };
 	__real_kv_item_plan(session, item, layer_first, n_layers, now_ns);
 	sim_planning.expected = NULL;
+	if (item->status == KV_QUOTA)
+		sim_check_refused(session, &before, known, item, &expected);
+	sim_check_quotas(session, &before);
 	SIM_CHECK(item->status == expected.status && item->length == expected.length &&
 			item->layer == expected.layer,
 		"request %llu item %u: planning says %s, length %u, layer %u; expected %s, %u, %u",
@@ -222,6 +227,9 @@ WRAPPED(enum kv_status, kv_session_open, struct kv_domain *domain, const struct 
 	/* Room may have been made, which is watched. */
 	if (expected.status == KV_POOL_FULL && status == KV_OK)
 		expected.status = KV_OK;
+	/* Asked before the pool is; rightful, or what is beyond a quota would be a finding after some opens. */
+	if ((expected.status == KV_POOL_FULL || expected.status == KV_OK) && status == KV_QUOTA)
+		expected.status = KV_QUOTA;
 
 	SIM_CHECK(status == expected.status, "OPEN says %s, expected %s", kv_status_name(status),
 		kv_status_name(expected.status));

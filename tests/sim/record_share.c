@@ -8,6 +8,26 @@
 /* ---- making room ---- */
 
 static uint32_t room_group; /* that room is made in */
+static uint32_t own_payer;  /* whose own is evicted; KV_TENANT_NOBODY: anybody's */
+
+/* A tenant's own goes before it is refused. */
+WRAPPED(enum kv_status, kv_payer_make_room, struct kv_pool *pool, uint32_t payer, uint64_t n_bytes,
+	struct kv_error *err)
+{
+	if (!sim_is_watched(pool->domain))
+		return __real_kv_payer_make_room(pool, payer, n_bytes, err);
+	const uint64_t n_evicted = pool->n_evicted_sequences + kv_prefix_counts(pool).n_evicted;
+
+	own_payer = payer;
+	const enum kv_status status = __real_kv_payer_make_room(pool, payer, n_bytes, err);
+
+	own_payer = KV_TENANT_NOBODY;
+	if (sim_planning.expected && pool->n_evicted_sequences + kv_prefix_counts(pool).n_evicted != n_evicted)
+		*sim_planning.expected =
+			sim_model_plan(&sim_world_now->model, sim_planning.known, sim_planning.session,
+				sim_planning.item, sim_planning.layer_first, sim_planning.n_layers);
+	return status;
+}
 
 /* Room is made by evicting: what must come out is asked again, unless there is none. */
 WRAPPED(bool, kv_pool_make_room, struct kv_pool *pool, uint32_t group_idx, uint32_t n_blocks)
@@ -36,12 +56,14 @@ WRAPPED(bool, kv_pool_make_room, struct kv_pool *pool, uint32_t group_idx, uint3
 
 WRAPPED(void, kv_sequence_evict, struct kv_sequence *sequence)
 {
+	SIM_CHECK(own_payer == KV_TENANT_NOBODY || sequence->session->payer == own_payer,
+		"a tenant's quota evicts another's sequence");
 	if (sim_is_watched(sequence->pool->domain))
 		sim_model_evicted(&sim_world_now->model, sequence,
 			sim_planning.expected
 				? sim_model_sequence(sim_planning.known, sim_planning.item->sequence_id)
 				: NULL,
-			room_group);
+			own_payer == KV_TENANT_NOBODY ? room_group : UINT32_MAX);
 	__real_kv_sequence_evict(sequence);
 }
 
@@ -54,11 +76,17 @@ WRAPPED(enum kv_status, kv_sequence_fork, struct kv_session *session, uint64_t c
 		return __real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
 	struct sim_model *model = &sim_world_now->model;
 	const enum kv_status residence = sim_model_residence(session, parent_id, true);
-	const struct sim_expected expected = sim_model_fork(model, sim_model_session(model, session->handle),
+	const struct kv_tenant before = sim_tenant_of(session);
+	struct sim_expected expected = sim_model_fork(model, sim_model_session(model, session->handle),
 		session->pool, child_id, parent_id, length, residence);
 	const enum kv_status status =
 		__real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
 
+	if (status == KV_QUOTA && expected.status == KV_OK &&
+		sim_tokens_are_short(session, &before,
+			length == KV_LENGTH_PLANNED ? UINT32_MAX / 2 : length))
+		expected = (struct sim_expected){ .status = KV_QUOTA };
+	sim_check_quotas(session, &before);
 	SIM_CHECK(status == expected.status, "FORK says %s, expected %s", kv_status_name(status),
 		kv_status_name(expected.status));
 	sim_model_forked(model, session->handle, child_id, parent_id, &expected, now_ns);
@@ -127,10 +155,15 @@ WRAPPED(enum kv_status, kv_prefix_match, struct kv_session *session, uint64_t se
 	if (!sim_is_watched(session->pool->domain))
 		return __real_kv_prefix_match(session, sequence_id, key, is_evictable, now_ns, result);
 	struct sim_model *model = &sim_world_now->model;
-	const struct sim_prefix_expected expected = sim_model_match(model, session, sequence_id, key, now_ns);
+	const struct kv_tenant before = sim_tenant_of(session);
+	struct sim_prefix_expected expected = sim_model_match(model, session, sequence_id, key, now_ns);
 	const enum kv_status status =
 		__real_kv_prefix_match(session, sequence_id, key, is_evictable, now_ns, result);
 
+	if (status == KV_QUOTA && expected.status == KV_OK &&
+		sim_tokens_are_short(session, &before, expected.n_tokens))
+		expected = (struct sim_prefix_expected){ .status = KV_QUOTA };
+	sim_check_quotas(session, &before);
 	check_prefix(KVP_OP_MATCH, session, sequence_id, status, result, &expected);
 	sim_model_matched(model, session->handle, sequence_id, &expected, is_evictable);
 	return status;

@@ -81,6 +81,11 @@ static bool is_explained(struct sim_peer *peer, struct sim_request *request, con
 	if (status != KV_OK && needs_session && request->planned_seq == 0 &&
 		sim_reply_session_error(peer, request, status))
 		return true;
+	if (status == KV_QUOTA && needs_session && request->opcode != KVP_OP_MATCH) {
+		CHECK(peer->world->config.quota_per_mille > 0, "QUOTA, and nobody has one");
+		CHECK(request->planned_seq == 0, "QUOTA although it was planned");
+		return true;
+	}
 	if (status == KV_DRAINING) {
 		CHECK(peer->world->server->is_draining, "DRAINING while nobody drains");
 		CHECK(request->planned_seq == 0, "DRAINING although it was planned");

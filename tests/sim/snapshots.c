@@ -119,6 +119,7 @@ static void check_restored(struct sim_world *world, const struct srv_checkpoint_
 	case KV_EXISTS:
 	case KV_POOL_FULL:
 	case KV_LIMIT:
+	case KV_QUOTA:
 	case KV_BUSY_RETRY:
 	case KV_DEVICE_LOST:
 		return;

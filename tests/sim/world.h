@@ -42,6 +42,7 @@ struct sim_config {
 	uint32_t fork_per_mille, prefix_per_mille, evictable_per_mille, tables_per_mille;
 	uint32_t hash_bits;                /* of prefixes */
 	uint32_t long_per_mille;           /* appends of up to tokens_per_item_max, else of up to 4 */
+	uint32_t quota_per_mille;          /* policies of tenants set and cleared by control requests */
 	uint32_t pool_per_mille;           /* pools made and deleted by control requests */
 	uint32_t session_delete_per_mille; /* sessions closed by control requests */
 	uint32_t tokens_per_item_max, items_max;
@@ -154,5 +155,9 @@ struct sim_backend_hooks sim_record_hooks(struct sim_world *world);
 void sim_record_reset_turn(struct sim_world *world);
 /* Pieces of memory from core/memory.h that were not freed. */
 int64_t sim_record_n_allocations(void);
+
+/* quotas.c: a control request that sets or clears a policy. */
+struct srv_control;
+void sim_quotas_ask(struct sim_world *world, struct srv_control *control);
 
 #endif

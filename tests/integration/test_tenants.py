@@ -1,0 +1,189 @@
+"""Tenants: quotas that hold under parallel writers, what comes back, policies over HTTP, tqkvctl and reloads."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+import numpy as np
+import tqkv
+from daemon import BUILD, PATIENCE_S, Daemon
+from tqkv import Status
+
+POOL = "name=p,layers=2,q_heads=2,kv_heads=1,head_dim=32,k=f32,v=f32,block_size=16,blocks=512"
+BLOCK_BYTES = 16 * 2 * 2 * 32 * 4
+UID = str(os.getuid())
+# QUOTA is worth another try, so the client tries again: for so long.
+WAIT_S = 0.5
+
+
+def rows(n):
+    return np.ones((2, n, 1, 32), np.float32)
+
+
+class Tenants(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.config = os.path.join(self.folder.name, "tqkvd.json")
+        self.write([{"tenant": "_default", "sessions": 3}])
+        self.daemon = Daemon("--config", self.config, "--pool", POOL)
+        self.control = tqkv.http.Control(self.daemon.http)
+
+    def tearDown(self):
+        audit = self.daemon.get("/v1/audit")
+        self.daemon.stop()
+        self.folder.cleanup()
+        self.assertEqual(audit.get("error"), None, audit)
+
+    def write(self, tenants):
+        with open(self.config, "w", encoding="ascii") as file:
+            json.dump({"tenants": tenants}, file)
+
+    def mine(self):
+        return self.daemon.get(f"/v1/tenants/{UID}")
+
+    def test_p11_four_writers_and_a_hard_quota(self):
+        """P11: never above the quota, even for a moment; who is refused is told QUOTA, and what is freed can be used."""
+        quota = 40 * BLOCK_BYTES
+        self.control.set_tenant(UID, bytes=quota)
+        n_refused, n_taken, stop, above = [0] * 4, [0] * 4, threading.Event(), []
+
+        def write(number):
+            with tqkv.Client(self.daemon.addr, timeout=PATIENCE_S) as client, client.open("p") as session:
+                for sequence in range(1, 41):
+                    try:
+                        session.append_layers(sequence, rows(32), rows(32), timeout=WAIT_S)
+                        n_taken[number] += 1
+                    except tqkv.TqkvError as error:
+                        if error.status != Status.QUOTA:
+                            raise
+                        n_refused[number] += 1
+                        break
+                barrier.wait(PATIENCE_S)
+                barrier.wait(PATIENCE_S)
+
+        def watch():
+            while not stop.is_set():
+                above.append(self.mine()["used"]["bytes"])
+
+        self.control.set_tenant("_default", sessions=4)
+        self.control.set_tenant(UID, bytes=quota, sessions=4)
+        barrier = threading.Barrier(5)
+        threads = [threading.Thread(target=write, args=(n,)) for n in range(4)] + [threading.Thread(target=watch)]
+        for thread in threads:
+            thread.start()
+        barrier.wait(PATIENCE_S)
+        held = self.mine()
+        barrier.wait(PATIENCE_S)
+        for thread in threads[:4]:
+            thread.join(PATIENCE_S)
+        stop.set()
+        threads[4].join(PATIENCE_S)
+        # Whole appends of 2 blocks fill it to the last one, and everybody has met its end.
+        self.assertEqual((n_refused, sum(n_taken)), ([1] * 4, 20))
+        self.assertLessEqual(max(above), quota)
+        self.assertLessEqual(held["used_max"]["bytes"], quota)
+        self.assertEqual(held["used"]["bytes"], quota)
+        self.assertGreaterEqual(held["n_refused"]["bytes"], 4)
+        self.assertEqual(held["used"]["sessions"], 4)
+        end = time.monotonic() + PATIENCE_S
+        while self.mine()["used"]["bytes"] > 0 and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertEqual(self.mine()["used"], {"bytes": 0, "tokens": 0, "sessions": 0, "requests": 0})
+
+    def test_p11_a_failed_append_gives_back(self):
+        """A row that is not a number is refused by the backend, after its blocks were charged."""
+        self.control.set_tenant(UID, bytes=2 * BLOCK_BYTES, tokens=32)
+        bad = rows(32)
+        bad[1, 31] = np.nan
+        with tqkv.Client(self.daemon.addr, timeout=PATIENCE_S) as client, client.open("p") as session:
+            for _ in range(3):
+                with self.assertRaises(tqkv.TqkvError) as caught:
+                    session.append_layers(1, bad, rows(32))
+                self.assertEqual(caught.exception.status, Status.BAD_VALUE)
+            session.append_layers(2, rows(32), rows(32))
+            with self.assertRaises(tqkv.TqkvError) as caught:
+                session.append_layers(3, rows(1), rows(1), timeout=WAIT_S)
+            self.assertEqual(caught.exception.status, Status.QUOTA)
+            self.assertEqual(self.mine()["used"], {"bytes": 2 * BLOCK_BYTES, "tokens": 32, "sessions": 1, "requests": 0})
+            session.truncate(2, 16)
+            session.append_layers(3, rows(16), rows(16))
+
+    def test_own_prefixes_make_room_for_the_tenant(self):
+        """What a tenant has published and nobody uses goes before the tenant is refused; a pool with room keeps it."""
+        self.control.set_tenant(UID, bytes=4 * BLOCK_BYTES)
+        with tqkv.Client(self.daemon.addr, timeout=PATIENCE_S) as client, client.open("p") as session:
+            session.append_layers(1, rows(48), rows(48))
+            self.assertEqual(session.publish(1, list(range(48))), 48)
+            session.free([1])
+            self.assertEqual(self.mine()["used"]["bytes"], 3 * BLOCK_BYTES)
+            session.append_layers(2, rows(64), rows(64))
+            self.assertEqual(session.match(None, list(range(48))), 0)
+
+    def test_policies(self):
+        """The configuration's at the start; PUT and DELETE until a reload finds another list; "_default" is managed, too."""
+        with tqkv.Client(self.daemon.addr, timeout=PATIENCE_S) as client, \
+                tqkv.Client(self.daemon.addr, timeout=WAIT_S) as hasty:
+            sessions = [client.open("p") for _ in range(3)]
+            with self.assertRaises(tqkv.TqkvError) as caught:
+                hasty.open("p")
+            self.assertEqual(caught.exception.status, Status.QUOTA)
+            self.assertIn("quota of sessions is 3, 3 are used, 1 more wanted", str(caught.exception))
+            self.assertEqual(self.mine()["policy"], "_default")
+            self.assertEqual(self.control.set_tenant(UID, sessions=4, weight=5)["weight"], 5)
+            sessions.append(client.open("p"))
+            self.control.clear_tenant(UID)
+            with self.assertRaises(tqkv.TqkvError):
+                hasty.open("p")
+            self.control.clear_tenant("_default")
+            sessions.append(client.open("p"))
+            self.control.set_tenant(UID, sessions=100)
+            os.kill(self.daemon.process.pid, signal.SIGHUP)  # the same list: nothing changes
+            self.assertEqual(self.daemon.request("POST", "/v1/reload", {})[0], 200)
+            self.assertEqual(self.mine()["quotas"]["sessions"], 100)
+            self.write([{"tenant": UID, "sessions": 5, "weight": 2}, {"tenant": "8", "bytes": "1GiB"}])
+            status, reload = self.daemon.request("POST", "/v1/reload", {})
+            self.assertEqual((status, "tenants" in reload["changed"]), (200, True))
+            self.assertEqual(self.mine()["quotas"], {"bytes": None, "tokens": None, "sessions": 5, "requests": None})
+            self.assertEqual(self.daemon.get("/v1/tenants/8")["quotas"]["bytes"], 1 << 30)
+            with self.assertRaises(tqkv.TqkvError):
+                hasty.open("p")
+            self.write([{"tenant": "8"}, {"tenant": "8"}])
+            status, answer = self.daemon.request("POST", "/v1/reload", {})
+            self.assertEqual(status, 400)
+            self.assertIn("tenants[1]: the same tenant as tenants[0]", answer["detail"])
+            self.assertEqual(self.mine()["quotas"]["sessions"], 5)
+            for session in sessions:
+                session.close()
+
+    def test_requests_in_flight(self):
+        self.control.set_tenant(UID, requests=0)
+        with tqkv.Client(self.daemon.addr, timeout=PATIENCE_S) as client, client.open("p") as session:
+            with self.assertRaises(tqkv.TqkvError) as caught:
+                session.append_layers(1, rows(1), rows(1), timeout=WAIT_S)
+            self.assertEqual(caught.exception.status, Status.QUOTA)
+            self.control.set_tenant(UID, requests=1)
+            session.append_layers(1, rows(1), rows(1))
+
+    def test_control_program(self):
+        def ctl(*words, code=0):
+            done = subprocess.run([BUILD / "server/tqkvctl", *words, "--http", self.daemon.http], capture_output=True, text=True,
+                                  check=False, timeout=PATIENCE_S)
+            self.assertEqual(done.returncode, code, done)
+            return done.stdout if code == 0 else done.stderr
+        self.assertIn("_default", ctl("tenants"))
+        self.assertIn("1.00 GiB", ctl("tenants", "set", "7", "--bytes", "1GiB", "--weight", "3"))
+        listed = json.loads(ctl("tenants", "--json"))["tenants"]
+        self.assertEqual([(row["tenant"], row["weight"]) for row in listed], [("7", 3), ("_default", 1)])
+        self.assertEqual(listed[0]["quotas"]["bytes"], 1 << 30)
+        ctl("tenants", "clear", "7")
+        self.assertIn("no policy of its own", ctl("tenants", "clear", "7", code=1))
+        self.assertIn("is no tenant", ctl("tenants", "set", "a/b", code=2))
+
+
+if __name__ == "__main__":
+    unittest.main()
