@@ -48,7 +48,8 @@ static enum kv_status count_session(
 	return kv_audit_equal(err, "tokens charged to a session", slot->n_tokens_charged, n_tokens);
 }
 
-static enum kv_status compare(const struct kv_tenants *tenants, const struct sums sums[], struct kv_error *err)
+static enum kv_status compare(
+	const struct kv_tenants *tenants, const struct sums sums[], struct kv_error *err)
 {
 	enum kv_status status = KV_OK;
 

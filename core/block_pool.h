@@ -76,8 +76,8 @@ void kv_block_pool_finish(struct kv_block_pool *pool); /* half-built or zeroed a
 KV_MUST_CHECK enum kv_status kv_block_pool_take(
 	struct kv_block_pool *pool, uint32_t n_blocks, uint32_t n_from_reservation, kv_block_id ids[]);
 /*
- * Blocks that were just taken: by which session, for the audit, and who pays for them until they have no owner
- * any more. The caller has asked for room in the tenant's quota.
+ * Blocks that were just taken: by which session, for the audit, and who pays for them until they have no
+ * owner any more. The caller has asked for room in the tenant's quota.
  */
 void kv_block_pool_mark(
 	struct kv_block_pool *pool, const kv_block_id ids[], uint32_t n, uint64_t session, uint32_t payer);

@@ -140,7 +140,7 @@ struct kv_sequence {
 	struct kv_pool *pool;
 	struct kv_session *session; /* NULL for zombies; may be CLOSING, which counts as one */
 	uint32_t epoch;
-	uint32_t n_items; /* planned items that name this object */
+	uint32_t n_items;          /* planned items that name this object */
 	uint32_t n_tokens_charged; /* to its tenant */
 	bool is_evictable;
 	bool is_evicted; /* its rows are gone; CREATE makes it a new one */

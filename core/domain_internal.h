@@ -35,7 +35,7 @@ struct kv_session_slot {
 	uint64_t *layer_tokens;   /* [n_layers], in pool->session_tokens */
 	uint64_t n_tokens_committed, n_exact_rows;
 	uint64_t n_tokens_charged; /* sum over its sequences; 0 from closing on */
-	uint32_t n_chunks; /* of its sequences' tables */
+	uint32_t n_chunks;         /* of its sequences' tables */
 };
 
 struct kv_domain {
@@ -59,7 +59,7 @@ struct kv_domain {
 	uint32_t tally_serial;              /* of the last */
 	struct kv_hash_index names, owners; /* ids are slots */
 	struct kv_tenants tenants;
-	uint32_t *leases;                   /* heap of slots, least lease_key_ns first */
+	uint32_t *leases; /* heap of slots, least lease_key_ns first */
 	uint32_t n_leases;
 	uint32_t n_sequences; /* sequence objects in use over all pools, zombies included */
 	uint32_t n_forked;    /* table entries that FORK copied since the last kv_domain_release() */

@@ -21,7 +21,8 @@ static uint8_t state_before(const struct kv_candidate candidates[], uint32_t i, 
 
 /*
  * Orders order[0..n) so that tenants take turns: next is always the oldest request of the tenant that was
- * given the least so far, for its weight. So one that has much waiting takes from another no more than that one leaves.
+ * given the least so far, for its weight. So one that has much waiting takes from another no more than that
+ * one leaves.
  */
 static void share(const struct kv_candidate candidates[], uint32_t order[], uint32_t n, uint32_t links[],
 	uint64_t given_bytes[KV_PLAN_TENANTS_MAX])

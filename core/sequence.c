@@ -100,7 +100,8 @@ static uint32_t count_need(const struct kv_session *session, const struct kv_seq
 
 /*
  * What it takes beyond the reservation, which is paid for. Asked before room is made in the pool, so that
- * nobody loses anything to a tenant that may not have it; what is evicted then makes the need smaller at most.
+ * nobody loses anything to a tenant that may not have it; what is evicted then makes the need smaller at
+ * most.
  */
 static enum kv_status check_quota(
 	struct kv_session *session, const struct kv_sequence *sequence, uint32_t groups, struct need *need)

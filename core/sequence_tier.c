@@ -168,7 +168,8 @@ static void append_new(struct kv_sequence *sequence, uint32_t g, uint32_t n_bloc
 		enum kv_status status = kv_block_pool_take(&pool->blocks[g], n, 0, ids);
 
 		KV_ASSERT(status == KV_OK); /* there is room */
-		kv_block_pool_mark(&pool->blocks[g], ids, n, sequence->session->handle, sequence->session->payer);
+		kv_block_pool_mark(
+			&pool->blocks[g], ids, n, sequence->session->handle, sequence->session->payer);
 		status = kv_block_table_append(&sequence->tables[g], &pool->tables, &pool->blocks[g], ids, n);
 		KV_ASSERT(status == KV_OK);
 		n_blocks -= n;

@@ -261,7 +261,8 @@ enum kv_status kv_stage_sequence(struct kv_stage *stage, const struct kv_staged_
 		return kv_fail(err, KV_LIMIT, "there are %u sequences already", stage->domain->n_sequences);
 	for (uint32_t l = 0; l < session->pool->spec->n_layers; l++) {
 		if (kv_sequence_check_tokens(session, NULL, staged->lengths[l]) != KV_OK)
-			return kv_fail(err, KV_QUOTA, "sequence %llu: its %u tokens are above the tenant's quota",
+			return kv_fail(err, KV_QUOTA,
+				"sequence %llu: its %u tokens are above the tenant's quota",
 				(unsigned long long)staged->id, staged->lengths[l]);
 	}
 

@@ -143,8 +143,7 @@ enum kv_status kv_stage_prefix(struct kv_stage *stage, struct kv_pool *pool,
 	memcpy(nodes->tokens + 4 * (uint64_t)pool->spec->block_size * nodes->n, staged->tokens,
 		4 * (size_t)pool->spec->block_size);
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
-		node->blocks[g] = adopt(
-			pool, &stage->blocks[pool->pool_idx][g], g, staged->blocks[g], payer);
+		node->blocks[g] = adopt(pool, &stage->blocks[pool->pool_idx][g], g, staged->blocks[g], payer);
 	nodes->n++;
 	return KV_OK;
 }

@@ -69,8 +69,8 @@ uint32_t kv_tenant_make(struct kv_tenants *tenants, uint64_t id)
 	return idx;
 }
 
-enum kv_status kv_tenant_set(struct kv_tenants *tenants, uint64_t id, const struct kv_tenant_policy *policy,
-	struct kv_error *err)
+enum kv_status kv_tenant_set(
+	struct kv_tenants *tenants, uint64_t id, const struct kv_tenant_policy *policy, struct kv_error *err)
 {
 	KV_ASSERT(policy->weight >= 1);
 	KV_ASSERT(policy->weight <= KV_TENANT_WEIGHT_MAX);
@@ -89,8 +89,8 @@ enum kv_status kv_tenant_clear(struct kv_tenants *tenants, uint64_t id, struct k
 	const uint32_t idx = kv_tenant_find(tenants, id);
 
 	if (idx == KV_TENANT_NOBODY || !tenants->entries[idx].has_policy)
-		return kv_fail(err, KV_NOT_FOUND, "tenant %llu has no policy of its own",
-			(unsigned long long)id);
+		return kv_fail(
+			err, KV_NOT_FOUND, "tenant %llu has no policy of its own", (unsigned long long)id);
 	tenants->entries[idx].has_policy = false;
 	return KV_OK;
 }
@@ -108,8 +108,8 @@ bool kv_tenant_has_room(const struct kv_tenants *tenants, uint32_t idx, enum kv_
 	return idx == KV_TENANT_NOBODY || n == 0 || (used <= most && n <= most - used);
 }
 
-enum kv_status kv_tenant_check(struct kv_tenants *tenants, uint32_t idx, enum kv_quota quota, uint64_t n,
-	struct kv_error *err)
+enum kv_status kv_tenant_check(
+	struct kv_tenants *tenants, uint32_t idx, enum kv_quota quota, uint64_t n, struct kv_error *err)
 {
 	struct kv_tenant *tenant = &tenants->entries[idx];
 

@@ -1,18 +1,16 @@
 /*
- * Tenants: what each may have, and what it has. A tenant is a number: the user id of a Unix socket's peer, what
- * its token says, or UINT64_MAX for TCP peers without such a token.
+ * Tenants: what each may have, and what it has. A tenant is a number: the user id of a Unix socket's peer,
+ * what its token says, or UINT64_MAX for TCP peers without such a token.
  *
  * Charged at admission, before anything is taken, and given back with it:
- *   bytes     memory of the pools: every block in use, once, to the tenant whose session took it, however many
- *             sequences and published prefixes of the tenant share it; blocks of the exact window; what a
- *             session has reserved. What is spilled is not charged until it comes back.
- *   tokens    the longest planned length of every sequence, resident or spilled; a fork counts in full.
- *             Sessions with client tables have no lengths: their blocks are charged when they open.
- *   sessions  open or being restored.
- *   requests  accepted and not answered. The server charges them.
- * Shared blocks never cross tenants, so a block has one payer. A quota that is lowered below what is used
- * takes nothing away: nothing more is admitted until it is enough. Blocks that nobody owns any more, but a
- * submitted batch still names, are charged to nobody.
+ *   bytes     memory of the pools: every block in use, once, to the tenant whose session took it, however
+ * many sequences and published prefixes of the tenant share it; blocks of the exact window; what a session
+ * has reserved. What is spilled is not charged until it comes back. tokens    the longest planned length of
+ * every sequence, resident or spilled; a fork counts in full. Sessions with client tables have no lengths:
+ * their blocks are charged when they open. sessions  open or being restored. requests  accepted and not
+ * answered. The server charges them. Shared blocks never cross tenants, so a block has one payer. A quota
+ * that is lowered below what is used takes nothing away: nothing more is admitted until it is enough. Blocks
+ * that nobody owns any more, but a submitted batch still names, are charged to nobody.
  *
  * The table is bounded; an entry lives while the tenant has a policy of its own or anything is charged to it.
  * Loop thread only.
@@ -65,19 +63,18 @@ uint32_t kv_tenant_find(const struct kv_tenants *tenants, uint64_t id);
 /* The same, made when there is none; KV_TENANT_NOBODY: the table is full. */
 uint32_t kv_tenant_make(struct kv_tenants *tenants, uint64_t id);
 /* LIMIT: the table is full. */
-KV_MUST_CHECK enum kv_status kv_tenant_set(struct kv_tenants *tenants, uint64_t id,
-	const struct kv_tenant_policy *policy, struct kv_error *err);
+KV_MUST_CHECK enum kv_status kv_tenant_set(
+	struct kv_tenants *tenants, uint64_t id, const struct kv_tenant_policy *policy, struct kv_error *err);
 /* The common policy holds again. NOT_FOUND: it has none of its own. */
 KV_MUST_CHECK enum kv_status kv_tenant_clear(struct kv_tenants *tenants, uint64_t id, struct kv_error *err);
 /* What holds for the entry. */
 const struct kv_tenant_policy *kv_tenant_policy_of(const struct kv_tenants *tenants, uint32_t idx);
 
 /* Is there room for n more? */
-bool kv_tenant_has_room(
-	const struct kv_tenants *tenants, uint32_t idx, enum kv_quota quota, uint64_t n);
+bool kv_tenant_has_room(const struct kv_tenants *tenants, uint32_t idx, enum kv_quota quota, uint64_t n);
 /* OK or QUOTA, counted and told in err (NULL allowed): which quota, how much, what is used and wanted. */
-KV_MUST_CHECK enum kv_status kv_tenant_check(struct kv_tenants *tenants, uint32_t idx, enum kv_quota quota,
-	uint64_t n, struct kv_error *err);
+KV_MUST_CHECK enum kv_status kv_tenant_check(
+	struct kv_tenants *tenants, uint32_t idx, enum kv_quota quota, uint64_t n, struct kv_error *err);
 void kv_tenant_charge(struct kv_tenants *tenants, uint32_t idx, enum kv_quota quota, uint64_t n);
 void kv_tenant_refund(struct kv_tenants *tenants, uint32_t idx, enum kv_quota quota, uint64_t n);
 

@@ -1,5 +1,6 @@
 /*
- * What sessions and sequences cost their tenant. Blocks are charged where they are taken, by their block pool.
+ * What sessions and sequences cost their tenant. Blocks are charged where they are taken, by their block
+ * pool.
  */
 #include "core/domain_internal.h"
 #include "core/prefix_internal.h"
@@ -32,8 +33,7 @@ static bool evict_own_prefix(struct kv_pool *pool, uint32_t payer, uint32_t *n_l
 		for (; block != UINT32_MAX && *n_looks > 0; block = blocks->idle_next[block], --*n_looks) {
 			if (blocks->payers[block] != payer)
 				continue;
-			pool->domain->n_cut +=
-				kv_prefix_evict_block(pool, g, block) * pool->spec->n_groups;
+			pool->domain->n_cut += kv_prefix_evict_block(pool, g, block) * pool->spec->n_groups;
 			return true;
 		}
 	}
@@ -60,7 +60,8 @@ enum kv_status kv_payer_make_room(
 	struct kv_pool *pool, uint32_t payer, uint64_t n_bytes, struct kv_error *err)
 {
 	struct kv_tenants *tenants = tenants_of(pool);
-	uint32_t n_looks = n_bytes <= kv_tenant_policy_of(tenants, payer)->most[KV_QUOTA_BYTES] ? LOOKS_MAX : 0;
+	uint32_t n_looks =
+		n_bytes <= kv_tenant_policy_of(tenants, payer)->most[KV_QUOTA_BYTES] ? LOOKS_MAX : 0;
 
 	while (!kv_tenant_has_room(tenants, payer, KV_QUOTA_BYTES, n_bytes) && n_looks > 0 &&
 		pool->domain->n_cut < KV_EVICT_BLOCKS_MAX) {

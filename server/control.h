@@ -197,7 +197,7 @@ struct srv_control {
 	enum kv_status status;
 	struct kv_error error;
 	uint32_t n_rows, n_prefixes;
-	uint64_t cursor_next; /* 0 = end */
+	uint64_t cursor_next;           /* 0 = end */
 	struct kv_tenant_policy common; /* TENANTS */
 	union {
 		struct {

@@ -110,8 +110,9 @@ bool srv_control_tenant(struct srv_server *server, struct srv_control *control)
 		return false;
 	if (control->is_common) {
 		control->n_rows = 1;
-		control->rows.tenants[0] =
-			(struct srv_tenant_row){ .is_common = true, .has_policy = true, .policy = control->common };
+		control->rows.tenants[0] = (struct srv_tenant_row){
+			.is_common = true, .has_policy = true, .policy = control->common
+		};
 	}
 	if (control->n_rows == 0)
 		control->status = kv_fail(&control->error, KV_NOT_FOUND,

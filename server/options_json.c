@@ -1,7 +1,7 @@
 /*
  * The configuration file: one JSON object whose members are the options, plus "listen" (array of addresses)
- * "pools" (array of pool objects) and "tenants" (tenants.h). GET /v1/config returns the same schema, so that its answer is a valid
- * file.
+ * "pools" (array of pool objects) and "tenants" (tenants.h). GET /v1/config returns the same schema, so that
+ * its answer is a valid file.
  */
 #include <stdio.h>
 #include <string.h>

@@ -182,7 +182,8 @@ static uint32_t collect(struct srv_lane *lane, struct srv_request *waiting[],
 			.session_idx = (uint32_t)(request->header.session & 0xFFFF),
 			.tenant_idx = tenant_number(
 				tenants, &n_tenants, request->session ? request->session->tenant : 0),
-			.weight = kv_tenant_policy_of(kv_domain_tenants(lane->pool->domain), request->payer)->weight,
+			.weight = kv_tenant_policy_of(kv_domain_tenants(lane->pool->domain), request->payer)
+					  ->weight,
 			.n_bytes = request->charged_bytes,
 			.is_decode = request->header.opcode == KVP_OP_DECODE ||
 				request->header.opcode == KVP_OP_APPEND_DECODE,

@@ -26,11 +26,11 @@ static const enum srv_option_idx reloadable[] = { IDX(log_level), IDX(http_name)
 
 const char *srv_reload_name(uint32_t bit_idx)
 {
-	return bit_idx < SRV_N_OPTIONS  ? srv_option_rows[bit_idx].name
-		: bit_idx == BIT_LISTEN ? "listen"
-		: bit_idx == BIT_POOLS  ? "pools"
+	return bit_idx < SRV_N_OPTIONS   ? srv_option_rows[bit_idx].name
+		: bit_idx == BIT_LISTEN  ? "listen"
+		: bit_idx == BIT_POOLS   ? "pools"
 		: bit_idx == BIT_TENANTS ? "tenants"
-					: NULL;
+					 : NULL;
 }
 
 /* "credential:NAME" is a file that the service manager passes on (systemd.exec(5), LoadCredential). */

@@ -46,8 +46,9 @@ enum kv_status srv_tenant_read_policy(
 			q++;
 		if (q < KV_QUOTAS) {
 			if (!read_quota(value, q == KV_QUOTA_BYTES, &policy->most[q]))
-				return kv_fail(err, KV_BAD_CONFIG, "%s: expected a number%s, or null for no limit",
-					name, q == KV_QUOTA_BYTES ? " or a text like \"1GiB\"" : "");
+				return kv_fail(err, KV_BAD_CONFIG,
+					"%s: expected a number%s, or null for no limit", name,
+					q == KV_QUOTA_BYTES ? " or a text like \"1GiB\"" : "");
 		} else if (strcmp(name, "weight") == 0) {
 			if (!json_is_integer(value) || json_integer_value(value) < 1 ||
 				json_integer_value(value) > KV_TENANT_WEIGHT_MAX)
@@ -95,8 +96,8 @@ enum kv_status srv_tenants_check(const json_t *array, struct kv_error *err)
 
 			(void)read_entry(json_array_get(array, i), &other, NULL);
 			if (one.id == other.id && one.is_common == other.is_common)
-				return kv_fail(err, KV_BAD_CONFIG, "tenants[%zu]: the same tenant as tenants[%zu]",
-					idx, i);
+				return kv_fail(err, KV_BAD_CONFIG,
+					"tenants[%zu]: the same tenant as tenants[%zu]", idx, i);
 		}
 	}
 	return KV_OK;

@@ -184,7 +184,8 @@ const struct srv_command srv_cmd_tenants_set = {
 	.n_operands_min = 1,
 	.n_operands_max = 1,
 	.summary = "gives a tenant quotas and a weight of its own",
-	.details = "TENANT is a number, tcp, or _default for all that have no policy of their own. What is not given\n"
+	.details = "TENANT is a number, tcp, or _default for all that have no policy of their own. What is "
+		   "not given\n"
 		   "is not limited. Holds until a reload finds another list of tenants in the configuration.",
 	.args = set_args,
 	.n_args = KV_LENGTH(set_args),

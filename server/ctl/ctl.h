@@ -124,6 +124,7 @@ extern const struct srv_command srv_cmd_ping, srv_cmd_info, srv_cmd_occupancy, s
 	srv_cmd_capture_inspect, srv_cmd_calibrate, srv_cmd_presets, srv_cmd_codec_info, srv_cmd_codec_encode,
 	srv_cmd_codec_decode, srv_cmd_codec_rotation, srv_cmd_codec_codebook, srv_cmd_codec_compare,
 	srv_cmd_ready, srv_cmd_top, srv_cmd_plan, srv_cmd_snapshot, srv_cmd_restore, srv_cmd_attention,
-	srv_cmd_bench_ingest, srv_cmd_bench_kernels, srv_cmd_tenants, srv_cmd_tenants_set, srv_cmd_tenants_clear;
+	srv_cmd_bench_ingest, srv_cmd_bench_kernels, srv_cmd_tenants, srv_cmd_tenants_set,
+	srv_cmd_tenants_clear;
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Quotas in the simulation: operators set and clear small ones at random; whoever is refused was refused for a
- * reason, and nobody has more than a quota unless it was lowered.
+ * Quotas in the simulation: operators set and clear small ones at random; whoever is refused was refused for
+ * a reason, and nobody has more than a quota unless it was lowered.
  */
 #include <string.h>
 

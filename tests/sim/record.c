@@ -227,7 +227,8 @@ WRAPPED(enum kv_status, kv_session_open, struct kv_domain *domain, const struct 
 	/* Room may have been made, which is watched. */
 	if (expected.status == KV_POOL_FULL && status == KV_OK)
 		expected.status = KV_OK;
-	/* Asked before the pool is; rightful, or what is beyond a quota would be a finding after some opens. */
+	/* Asked before the pool is; rightful, or what is beyond a quota would be a finding after some opens.
+	 */
 	if ((expected.status == KV_POOL_FULL || expected.status == KV_OK) && status == KV_QUOTA)
 		expected.status = KV_QUOTA;
 

@@ -28,7 +28,8 @@ extern struct sim_planning sim_planning;
 /* quotas.c: what the session's tenant has; taken before a call, and compared after it. */
 struct kv_tenant sim_tenant_of(const struct kv_session *session);
 void sim_check_quotas(const struct kv_session *session, const struct kv_tenant *before);
-bool sim_tokens_are_short(const struct kv_session *session, const struct kv_tenant *before, uint64_t n_tokens);
+bool sim_tokens_are_short(
+	const struct kv_session *session, const struct kv_tenant *before, uint64_t n_tokens);
 /* The item was refused with QUOTA: it had to be. That is what is expected from now on. */
 void sim_check_refused(const struct kv_session *session, const struct kv_tenant *before,
 	const struct sim_session *ours, const struct kv_item *item, struct sim_expected *expected);

@@ -22,7 +22,8 @@ WRAPPED(enum kv_status, kv_payer_make_room, struct kv_pool *pool, uint32_t payer
 	const enum kv_status status = __real_kv_payer_make_room(pool, payer, n_bytes, err);
 
 	own_payer = KV_TENANT_NOBODY;
-	if (sim_planning.expected && pool->n_evicted_sequences + kv_prefix_counts(pool).n_evicted != n_evicted)
+	if (sim_planning.expected &&
+		pool->n_evicted_sequences + kv_prefix_counts(pool).n_evicted != n_evicted)
 		*sim_planning.expected =
 			sim_model_plan(&sim_world_now->model, sim_planning.known, sim_planning.session,
 				sim_planning.item, sim_planning.layer_first, sim_planning.n_layers);
@@ -83,8 +84,7 @@ WRAPPED(enum kv_status, kv_sequence_fork, struct kv_session *session, uint64_t c
 		__real_kv_sequence_fork(session, child_id, parent_id, length, now_ns, expected_length);
 
 	if (status == KV_QUOTA && expected.status == KV_OK &&
-		sim_tokens_are_short(session, &before,
-			length == KV_LENGTH_PLANNED ? UINT32_MAX / 2 : length))
+		sim_tokens_are_short(session, &before, length == KV_LENGTH_PLANNED ? UINT32_MAX / 2 : length))
 		expected = (struct sim_expected){ .status = KV_QUOTA };
 	sim_check_quotas(session, &before);
 	SIM_CHECK(status == expected.status, "FORK says %s, expected %s", kv_status_name(status),

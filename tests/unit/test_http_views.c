@@ -320,17 +320,36 @@ START_TEST(test_http_views_tenants_and_prefixes)
 		.n_rows_in = 8,
 		.n_rows_out = 9,
 		.n_queries = 10 };
-	control->rows.tenants[1] = (struct srv_tenant_row){ .tenant = UINT64_MAX };
+	control->rows.tenants[0].has_policy = true;
+	control->rows.tenants[0].policy = (struct kv_tenant_policy){
+		.most = { 11, KV_QUOTA_NONE, 12, KV_QUOTA_NONE },
+		.weight = 3,
+	};
+	for (uint32_t q = 0; q < KV_QUOTAS; q++) {
+		control->rows.tenants[0].used[q] = 13 + q;
+		control->rows.tenants[0].used_max[q] = 17 + q;
+		control->rows.tenants[0].n_refused[q] = 21 + q;
+	}
+	control->rows.tenants[1] =
+		(struct srv_tenant_row){ .tenant = UINT64_MAX, .policy = kv_tenant_policy_open() };
 	srv_view_tenants(control, &text);
-	assert_json(
-		"{\"tenants\":[{\"tenant\":\"7\",\"n_sessions\":1,\"n_sequences\":2,\"n_tokens\":3,\"stored_"
-		"bytes\":4,"
-		"\"dense_equivalent_bytes\":5,\"reserved_bytes\":6,\"n_rows_in\":8,\"n_rows_out\":9,\"n_"
-		"queries\":10},"
-		"{\"tenant\":\"tcp\",\"n_sessions\":0,\"n_sequences\":0,\"n_tokens\":0,\"stored_bytes\":0,"
-		"\"dense_equivalent_bytes\":0,\"reserved_bytes\":0,\"n_rows_in\":0,\"n_rows_out\":0,\"n_"
-		"queries\":0}],"
-		"\"cursor_next\":null}");
+	assert_json("{\"tenants\":[{\"tenant\":\"7\",\"policy\":\"own\",\"weight\":3,"
+		    "\"quotas\":{\"bytes\":11,\"tokens\":null,\"sessions\":12,\"requests\":null},"
+		    "\"used\":{\"bytes\":13,\"tokens\":14,\"sessions\":15,\"requests\":16},"
+		    "\"used_max\":{\"bytes\":17,\"tokens\":18,\"sessions\":19,\"requests\":20},"
+		    "\"n_refused\":{\"bytes\":21,\"tokens\":22,\"sessions\":23,\"requests\":24},"
+		    "\"n_sessions\":1,\"n_sequences\":2,\"n_tokens\":3,\"stored_bytes\":4,"
+		    "\"dense_equivalent_bytes\":5,\"reserved_bytes\":6,\"n_rows_in\":8,\"n_rows_out\":9,"
+		    "\"n_queries\":10},"
+		    "{\"tenant\":\"tcp\",\"policy\":\"_default\",\"weight\":1,"
+		    "\"quotas\":{\"bytes\":null,\"tokens\":null,\"sessions\":null,\"requests\":null},"
+		    "\"used\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
+		    "\"used_max\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
+		    "\"n_refused\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
+		    "\"n_sessions\":0,\"n_sequences\":0,\"n_tokens\":0,\"stored_bytes\":0,"
+		    "\"dense_equivalent_bytes\":0,\"reserved_bytes\":0,\"n_rows_in\":0,\"n_rows_out\":0,"
+		    "\"n_queries\":0}],"
+		    "\"cursor_next\":null}");
 	srv_text_finish(&text);
 	memset(&control->rows, 0, sizeof(control->rows));
 	control->n_rows = 1;

@@ -185,7 +185,7 @@ START_TEST(test_options_round_trip)
 			"--listen=unix:/tmp/x", "--io=io_uring", "--memory=1GiB", "--frame-bytes-max=65537"),
 		SRV_OPTIONS_RUN);
 	json = srv_options_to_json(&options);
-	ck_assert_uint_eq(json_object_size(json), SRV_N_OPTIONS + 2);
+	ck_assert_uint_eq(json_object_size(json), SRV_N_OPTIONS + 3);
 	ck_assert_str_eq(json_string_value(json_object_get(json, "io")), "io_uring");
 	ck_assert_int_eq(json_integer_value(json_object_get(json, "frame_bytes_max")), 65537);
 	ck_assert(json_is_true(json_object_get(json, "insecure")));

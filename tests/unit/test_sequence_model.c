@@ -737,7 +737,7 @@ static bool leak(struct world *world, uint32_t kind, uint64_t session)
 	} else {
 		kv_block_pool_flight_begin(blocks, id);
 	}
-	kv_block_pool_mark(blocks, &id, 1, session);
+	kv_block_pool_mark(blocks, &id, 1, session, blocks->payers[id.idx]);
 	world->is_leaky = true;
 	world->leak_kind = kind;
 	world->leak_blocks = blocks;

@@ -37,7 +37,8 @@ static struct kv_item ask(struct rig *rig, uint64_t id, uint32_t position, uint3
 	return plan(rig, KV_ITEM_APPEND, id, position, n_tokens, 0, 4, position == 0 ? KV_ITEM_CREATE : 0);
 }
 
-/* P11: bytes are whole blocks of every group; the refused append takes nothing, and a failed one gives back. */
+/* P11: bytes are whole blocks of every group; the refused append takes nothing, and a failed one gives back.
+ */
 START_TEST(test_tenant_bytes_are_never_exceeded)
 {
 	struct rig rig;
@@ -67,7 +68,8 @@ START_TEST(test_tenant_bytes_are_never_exceeded)
 }
 END_TEST
 
-/* Tokens are the longest planned length of each sequence: they come back by falling back, TRUNCATE and FREE. */
+/* Tokens are the longest planned length of each sequence: they come back by falling back, TRUNCATE and FREE.
+ */
 START_TEST(test_tenant_tokens_follow_planned_lengths)
 {
 	struct rig rig;
@@ -102,7 +104,9 @@ START_TEST(test_tenant_reservations_and_sessions)
 	struct kv_error err;
 
 	rig_init(&rig, RIG_POOL, RIG_GROUPS);
-	struct kv_open_params params = { .pool = rig.pool, .tenant = rig.session->tenant, .reserve_blocks = 4 };
+	struct kv_open_params params = {
+		.pool = rig.pool, .tenant = rig.session->tenant, .reserve_blocks = 4
+	};
 
 	limit(&rig, KV_QUOTA_BYTES, 8 * BLOCK_BYTES - 1);
 	kv_assert_status(kv_session_open(rig.test.domain, &params, 1, &session, &err), KV_QUOTA);
