@@ -153,12 +153,17 @@ struct flight_counter {
 	struct audit *audit;
 };
 
-static void count_flight(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx)
+static void count_flights(
+	struct kv_plan_visitor *visitor, uint32_t group_idx, const uint32_t blocks[], uint32_t n)
 {
 	struct audit *audit = kv_container_of(visitor, struct flight_counter, base)->audit;
 
-	KV_ASSERT(block_idx < audit->pool->spec->n_blocks[group_idx]);
-	audit->in_flight[group_idx][block_idx]++;
+	for (uint32_t i = 0; i < n; i++) {
+		if (blocks[i] == KV_BLOCK_NONE)
+			continue;
+		KV_ASSERT(blocks[i] < audit->pool->spec->n_blocks[group_idx]);
+		audit->in_flight[group_idx][blocks[i]]++;
+	}
 }
 
 static enum kv_status fail_block(
@@ -327,7 +332,7 @@ static enum kv_status audit_idle(struct audit *audit, uint32_t g)
 static enum kv_status audit_blocks(struct audit *audit)
 {
 	const struct kv_pool *pool = audit->pool;
-	struct flight_counter counter = { { count_flight }, audit };
+	struct flight_counter counter = { { count_flights }, audit };
 	enum kv_status status = count_copies(audit);
 
 	count_snapshots(audit);

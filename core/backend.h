@@ -180,6 +180,12 @@ struct kv_backend_ops {
 	/* Becomes readable when reap() or job_reap() has something that was not finished inside submit(); -1:
 	 * never. */
 	int (*event_fd)(struct kv_backend *backend);
+	/*
+	 * The caller is about to wait for event_fd. Where this is not NULL, batches finish without the processor's
+	 * help, and event_fd tells only of those that were in flight at such a call: being woken costs more than
+	 * polling reap() for a short while, so who polls should not pay for it.
+	 */
+	void (*will_sleep)(struct kv_backend *backend);
 	/* Waits for what is in flight. NULL allowed. */
 	void (*destroy)(struct kv_backend *backend);
 };

@@ -273,6 +273,43 @@ void kv_block_pool_flight_end(struct kv_block_pool *pool, kv_block_id id)
 	change(pool, id.idx, pool->owners[id.idx], pool->in_flight[id.idx] - 1);
 }
 
+/* Blocks that somebody owns and no prefix keeps are in no other count by being in flight, or not; a tally
+ * looks at every block. */
+static bool is_plain(const struct kv_block_pool *pool, uint32_t idx)
+{
+	return pool->owners[idx] > 0 && pool->flags[idx] == 0 && !pool->tally;
+}
+
+void kv_block_pool_flights_begin(struct kv_block_pool *pool, const uint32_t table[], uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		const uint32_t idx = table[i];
+
+		if (idx == BLOCK_NONE)
+			continue;
+		KV_ASSERT(idx < pool->n_blocks);
+		if (is_plain(pool, idx) && pool->in_flight[idx] < UINT32_MAX)
+			pool->in_flight[idx]++;
+		else
+			kv_block_pool_flight_begin(pool, (kv_block_id){ idx });
+	}
+}
+
+void kv_block_pool_flights_end(struct kv_block_pool *pool, const uint32_t table[], uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		const uint32_t idx = table[i];
+
+		if (idx == BLOCK_NONE)
+			continue;
+		KV_ASSERT(idx < pool->n_blocks);
+		if (is_plain(pool, idx) && pool->in_flight[idx] > 0)
+			pool->in_flight[idx]--;
+		else
+			kv_block_pool_flight_end(pool, (kv_block_id){ idx });
+	}
+}
+
 enum kv_status kv_block_pool_reserve(struct kv_block_pool *pool, uint32_t n_blocks)
 {
 	if (n_blocks > pool->counts.n_free - pool->counts.n_reserved)

@@ -104,6 +104,9 @@ void kv_block_pool_flight_end(struct kv_block_pool *pool, kv_block_id id);
 void kv_block_pool_count(struct kv_block_pool *pool, uint32_t idx);
 /* For a tally: its in-flight count is looked at, unless it was since the quiet moment. */
 void kv_block_pool_look(struct kv_block_pool *pool, uint32_t idx);
+/* The same for each entry of a table that is not KV_BLOCK_NONE. A decode names thousands of blocks. */
+void kv_block_pool_flights_begin(struct kv_block_pool *pool, const uint32_t table[], uint32_t n);
+void kv_block_pool_flights_end(struct kv_block_pool *pool, const uint32_t table[], uint32_t n);
 /* Sets n_blocks free blocks aside, or KV_POOL_FULL; given back by unreserve or used up by take. */
 KV_MUST_CHECK enum kv_status kv_block_pool_reserve(struct kv_block_pool *pool, uint32_t n_blocks);
 void kv_block_pool_unreserve(struct kv_block_pool *pool, uint32_t n_blocks);

@@ -115,9 +115,10 @@ static void visit_slots(const struct kv_plan *plan, const int64_t *slots, uint32
 		for (uint32_t t = 0; t < n_tokens; t++) {
 			const int64_t slot = slots[(uint64_t)g * n_tokens + t];
 			const int64_t block = slot < 0 ? -1 : slot / spec->block_size;
+			const uint32_t idx = (uint32_t)block;
 
 			if (block >= 0 && block != block_last)
-				visitor->visit(visitor, g, (uint32_t)block);
+				visitor->visit(visitor, g, &idx, 1);
 			block_last = block;
 		}
 	}
@@ -132,9 +133,10 @@ static void visit_exact(const struct kv_plan *plan, const int64_t *exact_slots, 
 
 	for (uint32_t t = 0; exact_slots && t < n_tokens; t++) {
 		const int64_t block = exact_slots[t] < 0 ? -1 : exact_slots[t] / spec->block_size;
+		const uint32_t idx = (uint32_t)block;
 
 		if (block >= 0 && block != block_last)
-			visitor->visit(visitor, spec->n_groups, (uint32_t)block);
+			visitor->visit(visitor, spec->n_groups, &idx, 1);
 		block_last = block;
 	}
 }
@@ -159,12 +161,10 @@ static void visit_decode(
 	const struct kv_pool_spec *spec = plan->pool->spec;
 	const uint32_t n_table = kv_div_up_u32(op->n_tokens_seen, spec->block_size);
 
-	for (uint32_t i = 0; i < n_table; i++) {
-		if (op->table[i] != KV_BLOCK_NONE)
-			visitor->visit(visitor, spec->layers[op->layer].group_idx, op->table[i]);
-	}
-	for (uint32_t i = 0; op->exact_table && i < n_table - op->exact_lo / spec->block_size; i++)
-		visitor->visit(visitor, spec->n_groups, op->exact_table[i]);
+	visitor->visit(visitor, spec->layers[op->layer].group_idx, op->table, n_table);
+	if (op->exact_table)
+		visitor->visit(visitor, spec->n_groups, op->exact_table,
+			n_table - op->exact_lo / spec->block_size);
 }
 
 void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor)
@@ -172,8 +172,8 @@ void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *vi
 	for (uint32_t i = 0; i < plan->batch.n_copies; i++) {
 		const struct kv_copy_op *op = &plan->batch.copies[i];
 
-		visitor->visit(visitor, op->group_idx, op->block_from);
-		visitor->visit(visitor, op->group_idx, op->block_to);
+		visitor->visit(visitor, op->group_idx, &op->block_from, 1);
+		visitor->visit(visitor, op->group_idx, &op->block_to, 1);
 	}
 	for (uint32_t i = 0; i < plan->batch.n_updates; i++)
 		visit_update(plan, &plan->batch.updates[i], visitor);
@@ -188,30 +188,32 @@ struct flight_visitor {
 	struct kv_pool *pool;
 };
 
-static void flight_begin(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx)
+static void flights_begin(
+	struct kv_plan_visitor *visitor, uint32_t group_idx, const uint32_t blocks[], uint32_t n)
 {
 	struct kv_pool *pool = kv_container_of(visitor, struct flight_visitor, base)->pool;
 
-	kv_block_pool_flight_begin(&pool->blocks[group_idx], (kv_block_id){ block_idx });
+	kv_block_pool_flights_begin(&pool->blocks[group_idx], blocks, n);
 }
 
-static void flight_end(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx)
+static void flights_end(
+	struct kv_plan_visitor *visitor, uint32_t group_idx, const uint32_t blocks[], uint32_t n)
 {
 	struct kv_pool *pool = kv_container_of(visitor, struct flight_visitor, base)->pool;
 
-	kv_block_pool_flight_end(&pool->blocks[group_idx], (kv_block_id){ block_idx });
+	kv_block_pool_flights_end(&pool->blocks[group_idx], blocks, n);
 }
 
 void kv_plan_begin_flight(struct kv_plan *plan, const struct kv_transfer_op *op)
 {
-	struct flight_visitor begin = { { flight_begin }, plan->pool };
+	struct flight_visitor begin = { { flights_begin }, plan->pool };
 
 	visit_transfer(plan, op, &begin.base);
 }
 
 void kv_plan_end(struct kv_plan *plan)
 {
-	struct flight_visitor end = { { flight_end }, plan->pool };
+	struct flight_visitor end = { { flights_end }, plan->pool };
 
 	kv_plan_visit_blocks(plan, &end.base);
 	plan->batch.n_updates = plan->batch.n_decodes = plan->batch.n_transfers = 0;
@@ -501,7 +503,7 @@ bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const 
 {
 	const struct kv_batch before = plan->batch;
 	const bool is_clients = item->kind == KV_ITEM_UPDATE_SLOTS || item->kind == KV_ITEM_DECODE_TABLE;
-	struct flight_visitor begin = { { flight_begin }, plan->pool };
+	struct flight_visitor begin = { { flights_begin }, plan->pool };
 
 	KV_ASSERT(item->sequence != NULL);
 	if (!(is_clients ? kv_plan_add_tables(plan, frame, item, result_idx)

@@ -105,10 +105,11 @@ void kv_item_plan_tables(
 void kv_plan_end(struct kv_plan *plan);
 
 /*
- * Calls visit() for every block that the plan counts as in flight, as often as it counts it. For the audit.
+ * Calls visit() for every block that the plan counts as in flight, as often as it counts it; many at a time,
+ * among them entries that are KV_BLOCK_NONE. For the audit.
  */
 struct kv_plan_visitor {
-	void (*visit)(struct kv_plan_visitor *visitor, uint32_t group_idx, uint32_t block_idx);
+	void (*visit)(struct kv_plan_visitor *visitor, uint32_t group_idx, const uint32_t blocks[], uint32_t n);
 };
 void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor);
 

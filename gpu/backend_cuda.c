@@ -1,8 +1,8 @@
 /*
  * Host control of the CUDA backend. All memory is taken when the backend, its arena and its pools are made; a
- * batch only enqueues: a copy of what the host wrote on one stream, the kernels and the refusals' way back on
- * the other. A callback of the driver marks the batch as finished and wakes the loop; reap() hands batches
- * out in order.
+ * batch only enqueues: kernels that take in what the host wrote, work, and say in host memory that the batch is
+ * over (batch.cu). reap() looks there and hands batches out in order. Only when the loop is about to sleep is a
+ * callback of the driver asked for, which wakes it.
  */
 #include "gpu/backend_cuda.h"
 
@@ -29,15 +29,20 @@ static enum kv_status fail(struct kv_error *err, enum kv_status status, const ch
 
 static void CUDART_CB on_finished(void *user)
 {
-	struct kvg_flight *flight = user;
-
-	atomic_store_explicit(&flight->is_done, true, memory_order_release);
-	kvg_signal(flight->cuda);
+	kvg_signal(user);
 }
 
-static cudaError_t copy_in(struct cuda_backend *cuda, struct kvg_flight *flight)
+static bool is_over(const struct kvg_flight *flight)
 {
-	cudaError_t error = cudaEventRecord(flight->begin, cuda->copy_stream);
+	return __atomic_load_n(&flight->report->ticket, __ATOMIC_ACQUIRE) == flight->ticket;
+}
+
+/* Much to copy: beside the kernels of the batch before. */
+static cudaError_t copy_by_engine(struct cuda_backend *cuda, struct kvg_flight *flight)
+{
+	const struct kvg_begin_params before = { .begin_ns = &flight->report->begin_ns };
+	const struct kvg_begin_params after = { .copied_ns = &flight->report->copied_ns };
+	cudaError_t error = kvg_begin_launch(&before, cuda->copy_stream);
 
 	if (error == cudaSuccess && flight->staging_used > 0)
 		error = cudaMemcpyAsync(flight->staging_device, flight->staging, flight->staging_used,
@@ -47,7 +52,24 @@ static cudaError_t copy_in(struct cuda_backend *cuda, struct kvg_flight *flight)
 			cudaMemcpyHostToDevice, cuda->copy_stream);
 	if (error == cudaSuccess)
 		error = cudaEventRecord(flight->copied, cuda->copy_stream);
-	return error == cudaSuccess ? cudaStreamWaitEvent(cuda->compute_stream, flight->copied, 0) : error;
+	if (error == cudaSuccess)
+		error = cudaStreamWaitEvent(cuda->compute_stream, flight->copied, 0);
+	return error == cudaSuccess ? kvg_begin_launch(&after, cuda->compute_stream) : error;
+}
+
+static cudaError_t copy_in(struct cuda_backend *cuda, struct kvg_flight *flight)
+{
+	/* Both begin at multiples of 16 and may be read up to the next one. */
+	const struct kvg_begin_params params = {
+		.runs = { { flight->staging, flight->staging_device, (flight->staging_used + 15) / 16 },
+			{ flight->mirrored, flight->mirror_device, (flight->mirrored_bytes + 15) / 16 } },
+		.begin_ns = &flight->report->begin_ns,
+		.copied_ns = &flight->report->copied_ns,
+	};
+
+	if (flight->staging_used + flight->mirrored_bytes > KVG_KERNEL_COPY_BYTES)
+		return copy_by_engine(cuda, flight);
+	return kvg_begin_launch(&params, cuda->compute_stream);
 }
 
 static cudaError_t launch_wave(struct cuda_backend *cuda, const struct kvg_decode_params *wave)
@@ -64,7 +86,14 @@ static cudaError_t launch_wave(struct cuda_backend *cuda, const struct kvg_decod
 
 static cudaError_t compute(struct cuda_backend *cuda, struct kvg_flight *flight)
 {
-	const struct kv_batch *batch = flight->batch;
+	const struct kvg_end_params end = {
+		.flags_from = kvg_staged_address(flight, flight->flags),
+		.flags_to = (uint64_t *)(uintptr_t)flight->flags,
+		.end_ns = &flight->report->end_ns,
+		.ticket_at = &flight->report->ticket,
+		.n_flags = flight->batch->n_results,
+		.ticket = flight->ticket,
+	};
 	cudaError_t error = kvg_copy_launch(&flight->copies, cuda->compute_stream);
 
 	if (error == cudaSuccess && flight->updates.n_ops > 0)
@@ -73,13 +102,16 @@ static cudaError_t compute(struct cuda_backend *cuda, struct kvg_flight *flight)
 		error = launch_wave(cuda, &flight->waves[i]);
 	if (error == cudaSuccess && flight->transfers.n_ops > 0)
 		error = kvg_rows_launch(&flight->transfers, cuda->compute_stream);
-	if (error == cudaSuccess && batch->n_results > 0)
-		error = cudaMemcpyAsync((void *)(uintptr_t)flight->flags,
-			kvg_staged_address(flight, flight->flags), batch->n_results * sizeof(*flight->flags),
-			cudaMemcpyDeviceToHost, cuda->compute_stream);
 	if (error == cudaSuccess)
-		error = cudaEventRecord(flight->computed, cuda->compute_stream);
-	return error == cudaSuccess ? cudaLaunchHostFunc(cuda->compute_stream, on_finished, flight) : error;
+		error = kvg_end_launch(&end, cuda->compute_stream);
+	return error == cudaSuccess ? cudaEventRecord(flight->computed, cuda->compute_stream) : error;
+}
+
+/* Whoever still has batches in flight gets them as lost. */
+static void lose(struct cuda_backend *cuda)
+{
+	atomic_store(&cuda->is_lost, true);
+	kvg_signal(cuda);
 }
 
 static enum kv_status cuda_submit(struct kv_backend *base, struct kv_batch *batch, struct kv_error *err)
@@ -98,7 +130,8 @@ static enum kv_status cuda_submit(struct kv_backend *base, struct kv_batch *batc
 		return kv_fail(err, KV_DEVICE_LOST, "a batch of %u results and %u copies", batch->n_results,
 			batch->n_copies);
 	flight->batch = batch;
-	atomic_store(&flight->is_done, false);
+	flight->ticket = ++cuda->ticket_last;
+	flight->is_wake_set = false;
 	kvg_translate(cuda, flight);
 	cudaError_t error = copy_in(cuda, flight);
 
@@ -107,24 +140,38 @@ static enum kv_status cuda_submit(struct kv_backend *base, struct kv_batch *batc
 	if (error != cudaSuccess) {
 		/* Part of it may run: what the caller keeps is not touched again only because the context is
 		 * lost. */
-		atomic_store(&cuda->is_lost, true);
-		kvg_signal(cuda);
+		lose(cuda);
 		return fail(err, KV_DEVICE_LOST, "submitting a batch", error);
 	}
-	cuda->n_flights++;
-	kvg_jobs_watch(cuda, true);
+	atomic_fetch_add(&cuda->n_flights, 1);
+	kvg_jobs_watch(cuda);
 	return KV_OK;
 }
 
-static uint32_t microseconds(cudaEvent_t from, cudaEvent_t to)
+static void cuda_will_sleep(struct kv_backend *base)
 {
-	float ms = 0;
+	struct cuda_backend *cuda = kvg_from_base(base);
+	cudaError_t error = cudaSuccess;
 
-	if (cudaEventElapsedTime(&ms, from, to) != cudaSuccess) {
-		(void)cudaGetLastError();
-		return 0;
+	for (uint32_t i = 0; i < cuda->n_flights && error == cudaSuccess; i++) {
+		struct kvg_flight *flight = &cuda->flights[(cuda->flight_first + i) % KVG_FLIGHTS_MAX];
+
+		if (flight->is_wake_set)
+			continue;
+		error = cudaStreamWaitEvent(cuda->wake_stream, flight->computed, 0);
+		if (error == cudaSuccess)
+			error = cudaLaunchHostFunc(cuda->wake_stream, on_finished, cuda);
+		flight->is_wake_set = true;
 	}
-	return ms > 0 ? (uint32_t)(ms * 1000.0f + 0.5f) : 0;
+	if (error != cudaSuccess) {
+		(void)cudaGetLastError();
+		lose(cuda);
+	}
+}
+
+static uint32_t microseconds(uint64_t from_ns, uint64_t to_ns)
+{
+	return to_ns > from_ns ? (uint32_t)((to_ns - from_ns + 500) / 1000) : 0;
 }
 
 /* Refusals that only the device saw. */
@@ -145,12 +192,12 @@ static struct kv_batch *cuda_reap(struct kv_backend *base)
 
 	if (cuda->n_flights == 0)
 		return NULL;
-	if (atomic_load_explicit(&flight->is_done, memory_order_acquire)) {
+	if (is_over(flight)) {
 		merge_flags(flight);
 		kv_batch_end(&batch->pool->pages, batch);
 		batch->status = KV_OK;
-		batch->copy_in_us = microseconds(flight->begin, flight->copied);
-		batch->kernel_us = microseconds(flight->copied, flight->computed);
+		batch->copy_in_us = microseconds(flight->report->begin_ns, flight->report->copied_ns);
+		batch->kernel_us = microseconds(flight->report->copied_ns, flight->report->end_ns);
 		batch->copy_out_us = 0; /* kernels write outputs where they are wanted */
 	} else if (atomic_load(&cuda->is_lost)) {
 		batch->status = KV_DEVICE_LOST;
@@ -158,10 +205,8 @@ static struct kv_batch *cuda_reap(struct kv_backend *base)
 		return NULL;
 	}
 	cuda->flight_first = (cuda->flight_first + 1) % KVG_FLIGHTS_MAX;
-	cuda->n_flights--;
+	atomic_fetch_sub(&cuda->n_flights, 1);
 	flight->batch = NULL;
-	if (cuda->n_flights == 0)
-		kvg_jobs_watch(cuda, false);
 	return batch;
 }
 
@@ -320,8 +365,6 @@ static void destroy_flight(struct cuda_backend *cuda, struct kvg_flight *flight)
 	cuda_host_free(&cuda->base, flight->staging, KVG_STAGING_BYTES);
 	(void)cudaFree(flight->staging_device);
 	(void)cudaFree(flight->mirror_device);
-	if (flight->begin)
-		(void)cudaEventDestroy(flight->begin);
 	if (flight->copied)
 		(void)cudaEventDestroy(flight->copied);
 	if (flight->computed)
@@ -337,6 +380,8 @@ static void cuda_destroy(struct kv_backend *base)
 
 	if (cuda->compute_stream)
 		(void)cudaStreamSynchronize(cuda->compute_stream);
+	if (cuda->wake_stream)
+		(void)cudaStreamSynchronize(cuda->wake_stream);
 	kvg_jobs_stop(cuda);
 	for (uint32_t i = 0; i < KVG_FLIGHTS_MAX; i++)
 		destroy_flight(cuda, &cuda->flights[i]);
@@ -344,6 +389,9 @@ static void cuda_destroy(struct kv_backend *base)
 		(void)cudaStreamDestroy(cuda->compute_stream);
 	if (cuda->copy_stream)
 		(void)cudaStreamDestroy(cuda->copy_stream);
+	if (cuda->wake_stream)
+		(void)cudaStreamDestroy(cuda->wake_stream);
+	cuda_host_free(base, cuda->reports, KVG_FLIGHTS_MAX * sizeof(*cuda->reports));
 	(void)cudaFree(cuda->workspace);
 	(void)cudaFree(cuda->arena);
 	(void)cudaGetLastError();
@@ -366,6 +414,7 @@ static const struct kv_backend_ops cuda_ops = {
 	.job_post = kvg_job_post,
 	.job_reap = kvg_job_reap,
 	.event_fd = cuda_event_fd,
+	.will_sleep = cuda_will_sleep,
 	.destroy = cuda_destroy,
 };
 
@@ -408,11 +457,9 @@ static enum kv_status make_flight(struct cuda_backend *cuda, struct kvg_flight *
 	flight->staging = cuda_host_alloc(&cuda->base, KVG_STAGING_BYTES);
 	if (!flight->staging)
 		return kv_fail(err, KV_NO_MEMORY, "pinned memory of %u bytes", KVG_STAGING_BYTES);
-	error = cudaEventCreate(&flight->begin);
+	error = cudaEventCreateWithFlags(&flight->copied, cudaEventDisableTiming);
 	if (error == cudaSuccess)
-		error = cudaEventCreate(&flight->copied);
-	if (error == cudaSuccess)
-		error = cudaEventCreate(&flight->computed);
+		error = cudaEventCreateWithFlags(&flight->computed, cudaEventDisableTiming);
 	return error == cudaSuccess ? KV_OK : fail(err, KV_UNAVAILABLE, "CUDA event", error);
 }
 
@@ -426,12 +473,19 @@ static enum kv_status fill(struct cuda_backend *cuda, uint32_t device_idx, struc
 
 	if (error == cudaSuccess)
 		error = cudaStreamCreateWithFlags(&cuda->compute_stream, cudaStreamNonBlocking);
+	if (error == cudaSuccess)
+		error = cudaStreamCreateWithFlags(&cuda->wake_stream, cudaStreamNonBlocking);
 	if (error != cudaSuccess)
 		return fail(err, KV_UNAVAILABLE, "CUDA stream", error);
 	error = cudaMalloc((void **)&cuda->workspace, KVG_WORKSPACE_BYTES);
 	if (error != cudaSuccess)
 		return out_of_memory(err, "workspace", KVG_WORKSPACE_BYTES, error);
+	cuda->reports = cuda_host_alloc(&cuda->base, KVG_FLIGHTS_MAX * sizeof(*cuda->reports));
+	if (!cuda->reports)
+		return kv_fail(err, KV_NO_MEMORY, "pinned memory for reports");
+	memset(cuda->reports, 0, KVG_FLIGHTS_MAX * sizeof(*cuda->reports));
 	for (uint32_t i = 0; i < KVG_FLIGHTS_MAX; i++) {
+		cuda->flights[i].report = &cuda->reports[i];
 		status = make_flight(cuda, &cuda->flights[i], err);
 		if (status != KV_OK)
 			return status;

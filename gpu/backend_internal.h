@@ -18,6 +18,8 @@
 /* Of one batch: op structs, query rows, flags. 24 bytes a row of slots that had to be rewritten fit as well.
  */
 #define KVG_STAGING_BYTES (8u << 20)
+/* Up to here the first kernel of a batch copies to the device, above it the copy engine does. */
+#define KVG_KERNEL_COPY_BYTES (1u << 20)
 /* Slots and block tables of one batch that are copied; above this the device reads them in host memory. */
 #define KVG_MIRROR_BYTES (8u << 20)
 /* Launches of one batch: classes of layers, each in waves that the workspace bounds. */
@@ -39,11 +41,20 @@ struct kv_backend_pool {
 	uint64_t *seen[KV_GROUPS_MAX]; /* a bit per slot, all 0 between submits: finds duplicates */
 };
 
+/* What the device tells of one batch, in host memory; times by its own clock. */
+struct kvg_report {
+	uint64_t begin_ns, copied_ns, end_ns;
+	uint32_t ticket; /* the last batch that is over */
+	uint32_t reserved[9];
+};
+
 /* Everything of one submitted batch. */
 struct kvg_flight {
 	struct cuda_backend *cuda;
 	struct kv_batch *batch;
-	atomic_bool is_done; /* written by the driver's callback, read by reap() */
+	struct kvg_report *report;
+	uint32_t ticket;  /* its number */
+	bool is_wake_set; /* a callback waits for its end */
 	uint8_t *staging;    /* pinned; its mirror on the device */
 	uint8_t *staging_device;
 	uint8_t *mirror_device;
@@ -52,7 +63,7 @@ struct kvg_flight {
 	const uint8_t *mirrored;
 	uint64_t mirrored_bytes;
 	const uint64_t *flags; /* [n_results], in staging */
-	cudaEvent_t begin, copied, computed;
+	cudaEvent_t copied, computed;
 	struct kvg_rows_params updates, transfers;
 	struct kvg_copy_params copies;
 	struct kvg_decode_params waves[KVG_WAVES_MAX];
@@ -65,21 +76,27 @@ struct cuda_backend {
 	char device_name[80];
 	uint32_t n_sms;
 	int event_fd;
-	cudaStream_t copy_stream, compute_stream;
+	/* Callbacks wait on a stream of their own: nothing waits for them. */
+	cudaStream_t copy_stream, compute_stream, wake_stream;
+	struct kvg_report *reports; /* [KVG_FLIGHTS_MAX], pinned */
 	uint8_t *workspace;
 	uint8_t *arena;
 	uint64_t arena_bytes;
 	/* A ring: [first, first + n). */
 	struct kvg_flight flights[KVG_FLIGHTS_MAX];
-	uint32_t flight_first, n_flights;
+	uint32_t flight_first;
+	atomic_uint n_flights; /* changed by the loop's thread only */
+	uint32_t ticket_last;
 	atomic_bool is_lost;
 	/* Jobs, and the watch over the device, on a thread of their own. */
 	pthread_t thread;
 	bool has_thread, has_lock;
+	/* The thread looks at the device now and then; it begins with a batch, and ends when there was none for a
+	 * while. */
+	atomic_bool is_watching;
 	pthread_mutex_t mutex; /* guards all below */
 	pthread_cond_t work;
 	bool is_ending;
-	bool is_watching; /* batches are in flight */
 	struct kv_job *jobs_waiting, **jobs_waiting_end;
 	struct kv_job *jobs_finished, **jobs_finished_end;
 	uint32_t n_jobs_waiting;
@@ -101,7 +118,8 @@ void kvg_refuse(
 /* jobs.c */
 enum kv_status kvg_jobs_start(struct cuda_backend *cuda, struct kv_error *err);
 void kvg_jobs_stop(struct cuda_backend *cuda);
-void kvg_jobs_watch(struct cuda_backend *cuda, bool is_watching);
+/* A batch is in flight: somebody has to ask how the device is. */
+void kvg_jobs_watch(struct cuda_backend *cuda);
 bool kvg_job_post(struct kv_backend *base, struct kv_job *job);
 struct kv_job *kvg_job_reap(struct kv_backend *base);
 void kvg_signal(struct cuda_backend *cuda);

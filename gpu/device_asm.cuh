@@ -203,6 +203,29 @@ static __device__ __forceinline__ uint32_t transpose(uint32_t a)
 	return out;
 }
 
+/* ---- the host ---- */
+
+/* The device's clock. */
+static __device__ __forceinline__ uint64_t now_ns()
+{
+	uint64_t out;
+
+	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(out)::"memory");
+	return out;
+}
+
+/* What this thread has written, or seen written, reaches host memory before what it writes from here on. */
+static __device__ __forceinline__ void fence_for_host()
+{
+	__threadfence_system();
+}
+
+/* The last word of a batch. */
+static __device__ __forceinline__ void tell_host(uint32_t *at, uint32_t word)
+{
+	asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+}
+
 /* ---- programmatic dependent launch ---- */
 
 /* What the kernel before has written may be read from here on. */

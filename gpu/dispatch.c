@@ -27,8 +27,10 @@ struct kvg_tiles_plan kvg_decode_tiles_plan(uint32_t head_dim, uint32_t tile_bit
 
 cudaError_t kvg_kernels_load(void)
 {
-	cudaError_t error = kvg_rows_load();
+	cudaError_t error = kvg_batch_load();
 
+	if (error == cudaSuccess)
+		error = kvg_rows_load();
 	if (error == cudaSuccess)
 		error = kvg_decode_query_load();
 	if (error == cudaSuccess)

@@ -65,11 +65,19 @@ static void run_job(struct cuda_backend *cuda)
 	kvg_signal(cuda);
 }
 
+/* A batch that is submitted while the watch ends is seen here, or sees that nobody watches. */
+static void end_watch(struct cuda_backend *cuda)
+{
+	atomic_store(&cuda->is_watching, false);
+	if (atomic_load(&cuda->n_flights) > 0)
+		atomic_store(&cuda->is_watching, true);
+}
+
 static void wait_for_work(struct cuda_backend *cuda)
 {
 	struct timespec until;
 
-	if (!cuda->is_watching) {
+	if (!atomic_load(&cuda->is_watching)) {
 		KV_ASSERT(pthread_cond_wait(&cuda->work, &cuda->mutex) == 0);
 		return;
 	}
@@ -79,8 +87,12 @@ static void wait_for_work(struct cuda_backend *cuda)
 		until.tv_nsec -= 1000000000L;
 		until.tv_sec++;
 	}
-	if (pthread_cond_timedwait(&cuda->work, &cuda->mutex, &until) != ETIMEDOUT || !cuda->is_watching)
+	if (pthread_cond_timedwait(&cuda->work, &cuda->mutex, &until) != ETIMEDOUT)
 		return;
+	if (atomic_load(&cuda->n_flights) == 0) {
+		end_watch(cuda);
+		return;
+	}
 	unlock(cuda);
 	look_at_device(cuda);
 	lock(cuda);
@@ -161,14 +173,13 @@ void kvg_jobs_stop(struct cuda_backend *cuda)
 	pthread_cond_destroy(&cuda->work);
 }
 
-void kvg_jobs_watch(struct cuda_backend *cuda, bool is_watching)
+void kvg_jobs_watch(struct cuda_backend *cuda)
 {
+	if (atomic_load(&cuda->is_watching))
+		return; /* no call into the kernel for every batch */
 	lock(cuda);
-	if (cuda->is_watching != is_watching) {
-		cuda->is_watching = is_watching;
-		if (is_watching)
-			pthread_cond_signal(&cuda->work);
-	}
+	atomic_store(&cuda->is_watching, true);
+	pthread_cond_signal(&cuda->work);
 	unlock(cuda);
 }
 

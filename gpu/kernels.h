@@ -122,6 +122,34 @@ struct kvg_tables {
 };
 KVG_STATIC_ASSERT(sizeof(struct kvg_tables) == 64, "kvg_tables is an ABI between two compilers");
 
+/* ---- begin and end of a batch ---- */
+
+#define KVG_PIECE_RUNS 2
+
+struct kvg_piece_run {
+	const void *from; /* host memory */
+	void *to;
+	uint64_t n_pieces; /* of 16 bytes */
+};
+
+struct kvg_begin_params {
+	struct kvg_piece_run runs[KVG_PIECE_RUNS];
+	uint64_t *begin_ns, *copied_ns; /* host memory: the device's clock before and after; or NULL */
+};
+KVG_STATIC_ASSERT(sizeof(struct kvg_begin_params) == 64, "kvg_begin_params is an ABI between two compilers");
+cudaError_t kvg_begin_launch(const struct kvg_begin_params *params, cudaStream_t stream);
+
+struct kvg_end_params {
+	const uint64_t *flags_from;
+	uint64_t *flags_to; /* host memory, like all below */
+	uint64_t *end_ns;
+	uint32_t *ticket_at;
+	uint32_t n_flags;
+	uint32_t ticket; /* written to ticket_at after everything else */
+};
+KVG_STATIC_ASSERT(sizeof(struct kvg_end_params) == 40, "kvg_end_params is an ABI between two compilers");
+cudaError_t kvg_end_launch(const struct kvg_end_params *params, cudaStream_t stream);
+
 /* ---- rows: updates and transfers ---- */
 
 enum kvg_row_mode { KVG_ROWS_WRITE = 0, KVG_ROWS_READ = 1 };

@@ -28,6 +28,7 @@ KVG_TILES_VARIANTS(KVG_TILES_DECLARE)
 #undef KVG_TILES_DECLARE
 
 /* Loading functions of the other translation units. */
+cudaError_t kvg_batch_load(void);
 cudaError_t kvg_rows_load(void);
 cudaError_t kvg_decode_query_load(void);
 cudaError_t kvg_decode_rows_load(void);

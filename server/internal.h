@@ -43,6 +43,8 @@
 #define SRV_DEEP_WAITING_MAX 8u
 /* A batch is at most 4 MiB of rows or one item; whatever computes so long is not going to end. */
 #define SRV_BATCH_STUCK_NS (30000 * KV_NS_PER_MS)
+/* A device's batches are polled for so long before the loop sleeps, unless the last one took longer. */
+#define SRV_POLL_NS (500 * KV_NS_PER_US)
 #define SRV_FEATURES                                                                      \
 	((uint64_t)(KVP_FEATURE_WINDOW | KVP_FEATURE_PACKED_INPUT | KVP_FEATURE_ROTATED | \
 		KVP_FEATURE_NO_SINKS | KVP_FEATURE_FORK | KVP_FEATURE_EXACT_READ |        \
@@ -286,6 +288,7 @@ struct srv_server {
 	bool is_draining, is_lost, has_finished; /* has_finished: a request ended this turn */
 	bool has_saved;                          /* the snapshot of draining was begun */
 	uint64_t drain_end_ns;
+	uint64_t batch_ns; /* from sealing to reaping, of the last batch */
 	uint64_t n_work; /* counted per turn by the simulation: released blocks */
 	struct srv_control *parked,
 		*parked_last; /* control requests that go on in a later turn, oldest first */

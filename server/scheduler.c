@@ -365,6 +365,7 @@ void srv_scheduler_reap(struct srv_server *server)
 		struct srv_flight *flight = batch->user;
 
 		flight->is_done = true;
+		server->batch_ns = server->now_ns - flight->sealed_ns;
 		if (batch->status != KV_OK && !server->is_lost) {
 			srv_log(SRV_LOG_ERROR, "device lost: a batch failed");
 			server->is_lost = true;

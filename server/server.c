@@ -217,6 +217,9 @@ const char *srv_server_listener(const struct srv_server *server, uint32_t idx)
 
 static void take_events(struct srv_server *server, int64_t timeout_ns)
 {
+	if (timeout_ns != 0 && server->backend->ops->will_sleep)
+		server->backend->ops->will_sleep(server->backend);
+
 	const int n = server->io->ops->wait(server->io, timeout_ns, server->events, SRV_EVENTS_PER_TURN);
 
 	server->now_ns = kv_clock_now_ns(server->seams.clock);
@@ -350,6 +353,17 @@ static bool is_waiting_work(struct srv_server *server)
 		(server->replies_free && !kv_list_is_empty(&server->waiting_reply));
 }
 
+/*
+ * A device works without us, and to be woken at its end takes as long as many a batch. So short batches are
+ * polled for, the last one telling what is short; nothing else waits for the processor meanwhile but who came
+ * to the socket, which every turn looks at.
+ */
+static bool is_worth_polling(const struct srv_server *server)
+{
+	return server->backend->ops->will_sleep && srv_scheduler_in_flight(server) > 0 &&
+		server->batch_ns < SRV_POLL_NS && srv_scheduler_oldest_ns(server) < SRV_POLL_NS;
+}
+
 int64_t srv_server_wait_ns(struct srv_server *server)
 {
 	const uint64_t now_ns = kv_clock_now_ns(server->seams.clock);
@@ -365,6 +379,8 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 	/* Some wait for a batch to be sealed: not at once again, but soon. */
 	if (server->parked)
 		wait_ns = until(now_ns, now_ns + KV_NS_PER_MS / 10, wait_ns);
+	if (is_worth_polling(server))
+		return 0;
 	if (server->options->busy_poll_us > 0 &&
 		now_ns - server->last_event_ns < server->options->busy_poll_us * KV_NS_PER_US)
 		return 0;

@@ -86,7 +86,9 @@ struct bench {
 	struct tqkv_item items[SEQUENCES_MAX];
 	struct srv_percentile samples;
 	struct round echo[ROUNDS_MAX], step[ROUNDS_MAX];
-	uint64_t n_steps, server_us, queue_us, kernel_us; /* the daemon's own timings of all steps, summed */
+	/* Parts of all steps, summed: the client's way to the first poll, then the daemon's own timings. */
+	uint64_t n_steps, submit_ns, took_ns;
+	struct tqkv_timings daemon;
 };
 
 static uint64_t argument(const struct bench *bench, uint32_t idx)
@@ -221,12 +223,22 @@ static enum kv_status fill_context(struct bench *bench, struct kv_error *err)
 	return KV_OK;
 }
 
+static void add_timings(struct tqkv_timings *sum, const struct tqkv_timings *step)
+{
+	sum->recv_us += step->recv_us;
+	sum->queue_us += step->queue_us;
+	sum->copy_in_us += step->copy_in_us;
+	sum->kernel_us += step->kernel_us;
+	sum->copy_out_us += step->copy_out_us;
+	sum->total_us += step->total_us;
+}
+
 static enum kv_status one_step(struct bench *bench, uint64_t *took_ns, struct kv_error *err)
 {
 	struct tqkv_error failure;
 	struct tqkv_reply reply;
 	struct tqkv_rows rows;
-	uint64_t request_id, start_ns;
+	uint64_t request_id, start_ns, submitted_ns;
 
 	set_items(bench, bench->context - 1, 1, 1);
 	rows = step_rows(bench);
@@ -235,18 +247,19 @@ static enum kv_status one_step(struct bench *bench, uint64_t *took_ns, struct kv
 	rows.q_dtype = (uint8_t)bench->in_dtype;
 	rows.out_dtype = TQKV_F32;
 	start_ns = kv_clock_now_ns(kv_clock_system());
-	if (tqkv_submit_append_decode(bench->rig.session, &rows, bench->rig.ctl->timeout_ms, &request_id,
-		    &failure) != TQKV_OK ||
-		tqkv_wait(bench->rig.conn, request_id, bench->rig.ctl->timeout_ms, &reply, &failure) !=
-			TQKV_OK)
+	if (tqkv_submit_append_decode(
+		    bench->rig.session, &rows, bench->rig.ctl->timeout_ms, &request_id, &failure) != TQKV_OK)
+		return srv_client_fail(err, &failure, "append and decode");
+	submitted_ns = kv_clock_now_ns(kv_clock_system());
+	if (tqkv_wait(bench->rig.conn, request_id, bench->rig.ctl->timeout_ms, &reply, &failure) != TQKV_OK)
 		return srv_client_fail(err, &failure, "append and decode");
 	*took_ns = kv_clock_now_ns(kv_clock_system()) - start_ns;
 	if (reply.n_failed > 0)
 		return fail_items("append and decode", reply.items, reply.n_items, err);
 	bench->n_steps++;
-	bench->server_us += reply.timings.total_us;
-	bench->queue_us += reply.timings.queue_us;
-	bench->kernel_us += reply.timings.kernel_us;
+	bench->submit_ns += submitted_ns - start_ns;
+	bench->took_ns += *took_ns;
+	add_timings(&bench->daemon, &reply.timings);
 	return KV_OK;
 }
 
@@ -317,10 +330,30 @@ struct summary {
 	double echo_p50_ns, step_p50_ns, echo_p99_ns, step_p99_ns, ratio;
 };
 
-/* Mean over all steps. */
-static double mean_us(const struct bench *bench, uint64_t sum_us)
+/* Means over all steps. */
+struct parts {
+	double step_us, submit_us;
+	double daemon_us, recv_us, queue_us, copy_us, kernel_us;
+	double else_us; /* planning, submitting, noticing the end, writing the reply */
+};
+
+static struct parts parts_of(const struct bench *bench)
 {
-	return bench->n_steps == 0 ? 0 : (double)sum_us / (double)bench->n_steps;
+	const double n = bench->n_steps == 0 ? 1.0 : (double)bench->n_steps;
+	const struct tqkv_timings *sum = &bench->daemon;
+	const uint64_t known_us =
+		sum->recv_us + sum->queue_us + sum->copy_in_us + sum->kernel_us + sum->copy_out_us;
+
+	return (struct parts){
+		.step_us = (double)bench->took_ns / n / 1e3,
+		.submit_us = (double)bench->submit_ns / n / 1e3,
+		.daemon_us = (double)sum->total_us / n,
+		.recv_us = (double)sum->recv_us / n,
+		.queue_us = (double)sum->queue_us / n,
+		.copy_us = (double)(sum->copy_in_us + sum->copy_out_us) / n,
+		.kernel_us = (double)sum->kernel_us / n,
+		.else_us = ((double)sum->total_us - (double)known_us) / n,
+	};
 }
 
 static struct summary summarise(const struct bench *bench)
@@ -379,9 +412,13 @@ static void print_text(const struct bench *bench)
 	srv_table_cell(&table, "%.2f", summary.ratio);
 	srv_table_print(&table, stdout);
 	srv_table_finish(&table);
-	printf("a step in the daemon, mean: %.1f us, of it %.1f us waiting and %.1f us in the backend\n",
-		mean_us(bench, bench->server_us), mean_us(bench, bench->queue_us),
-		mean_us(bench, bench->kernel_us));
+	const struct parts parts = parts_of(bench);
+
+	printf("a step, mean: %.1f us; in the daemon %.1f us: receiving %.1f, waiting %.1f, copies %.1f, "
+	       "kernels "
+	       "%.1f, else %.1f;\noutside %.1f us, of it %.1f before the client waits\n",
+		parts.step_us, parts.daemon_us, parts.recv_us, parts.queue_us, parts.copy_us, parts.kernel_us,
+		parts.else_us, parts.step_us - parts.daemon_us, parts.submit_us);
 }
 
 static json_t *round_json(const struct round *round)
@@ -393,6 +430,7 @@ static json_t *round_json(const struct round *round)
 static void print_json(const struct bench *bench)
 {
 	const struct summary summary = summarise(bench);
+	const struct parts parts = parts_of(bench);
 	json_t *rounds = json_array(), *json;
 
 	for (uint32_t i = 0; i < bench->n_rounds; i++)
@@ -400,7 +438,7 @@ static void print_json(const struct bench *bench)
 			json_pack("{s:o, s:o}", "echo", round_json(&bench->echo[i]), "step",
 				round_json(&bench->step[i])));
 	json = json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:f, s:f, s:f, s:f, "
-			 "s:f, s:f, s:f, s:f}",
+			 "s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
 		"sequences", (json_int_t)bench->n_sequences, "context", (json_int_t)bench->context, "q_heads",
 		(json_int_t)argument(bench, ARG_Q_HEADS), "kv_heads",
 		(json_int_t)argument(bench, ARG_KV_HEADS), "head_dim",
@@ -410,8 +448,9 @@ static void print_json(const struct bench *bench)
 		(json_int_t)(bench->echo_out_bytes + ECHO_STRUCTS_BYTES), "n", (json_int_t)bench->n, "rounds",
 		rounds, "echo_p50_ns", summary.echo_p50_ns, "step_p50_ns", summary.step_p50_ns, "echo_p99_ns",
 		summary.echo_p99_ns, "step_p99_ns", summary.step_p99_ns, "ratio_p50", summary.ratio,
-		"server_mean_us", mean_us(bench, bench->server_us), "queue_mean_us",
-		mean_us(bench, bench->queue_us), "kernel_mean_us", mean_us(bench, bench->kernel_us));
+		"server_mean_us", parts.daemon_us, "queue_mean_us", parts.queue_us, "kernel_mean_us",
+		parts.kernel_us, "recv_mean_us", parts.recv_us, "copy_mean_us", parts.copy_us, "else_mean_us",
+		parts.else_us, "step_mean_us", parts.step_us, "submit_mean_us", parts.submit_us);
 	srv_ctl_print_json(json);
 	json_decref(json);
 }

@@ -134,6 +134,7 @@ static inline void rig_run_cuda(struct rig *rig)
 	rig_reset_results(rig);
 	ck_assert_msg(rig_backend->ops->submit(rig_backend, &rig->batch, &err) == KV_OK, "%s", err.msg);
 	while (!(reaped = rig_backend->ops->reap(rig_backend))) {
+		rig_backend->ops->will_sleep(rig_backend);
 		ck_assert_int_eq(poll(&finished, 1, 20000), 1);
 		(void)!read(finished.fd, &count, sizeof(count));
 	}

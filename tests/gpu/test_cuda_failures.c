@@ -345,6 +345,7 @@ START_TEST(test_cuda_lost_device)
 	rig_reset_results(&rig);
 	ck_assert_int_eq(rig_backend->ops->submit(rig_backend, &rig.batch, &err), KV_OK);
 	while (!(reaped = rig_backend->ops->reap(rig_backend))) {
+		rig_backend->ops->will_sleep(rig_backend);
 		ck_assert_int_eq(poll(&finished, 1, 5000), 1);
 		(void)!read(finished.fd, &count, sizeof(count));
 	}

@@ -241,6 +241,7 @@ struct sim_config sim_config_random(uint64_t seed)
 		.refuse_per_mille = sim_chance(&rng, 300) ? 0 : sim_below(&rng, 120),
 		.depth_max = sim_between(&rng, 1, 6),
 		.has_event_fd = sim_chance(&rng, 700),
+		.is_silent = config.seed % 4 == 0,
 		.lose_after = sim_chance(&rng, 100) ? (int64_t)sim_below(&rng, 100) : -1,
 	};
 	draw_pools(&config, &rng);

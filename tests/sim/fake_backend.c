@@ -36,6 +36,7 @@ struct sim_backend {
 	uint64_t arena_bytes;
 	struct flight *flights; /* ring [DEPTH_MAX] */
 	uint32_t first, n_flights;
+	uint32_t n_awaited; /* of them, since will_sleep() */
 	uint64_t due_last_ns;
 	bool is_signalled, is_held, is_lost, is_hurried, has_failed;
 	int64_t refuse_countdown, submit_countdown, host_alloc_countdown;
@@ -349,7 +350,7 @@ static struct kv_batch *sim_reap(struct kv_backend *base)
 
 	if (!is_ready(self)) {
 		/* Whoever asks again and again lets time pass. */
-		self->clock->now_ns += self->is_hurried ? KV_NS_PER_MS : 100;
+		self->clock->now_ns += self->is_hurried ? KV_NS_PER_MS : self->options.is_silent ? 20000 : 100;
 		return NULL;
 	}
 	struct kv_batch *batch = flight->batch;
@@ -368,6 +369,7 @@ static struct kv_batch *sim_reap(struct kv_backend *base)
 		self->hooks.completed(self->hooks.user, batch, flight->refused);
 	self->first = (self->first + 1) % DEPTH_MAX;
 	self->n_flights--;
+	self->n_awaited -= self->n_awaited > 0;
 	self->is_signalled = false;
 	return batch;
 }
@@ -397,6 +399,11 @@ static int sim_event_fd(struct kv_backend *base)
 	return from_base(base)->options.has_event_fd ? SIM_BACKEND_FD : -1;
 }
 
+static void sim_will_sleep(struct kv_backend *base)
+{
+	from_base(base)->n_awaited = from_base(base)->n_flights;
+}
+
 static void sim_destroy(struct kv_backend *base)
 {
 	if (!base)
@@ -413,7 +420,10 @@ static void sim_destroy(struct kv_backend *base)
 
 static const struct kv_backend_ops sim_ops = { "sim", sim_info, sim_pool_check, sim_arena_create,
 	sim_pool_create, sim_pool_destroy, sim_host_alloc, sim_host_free, sim_submit, sim_reap, sim_job_post,
-	sim_job_reap, sim_event_fd, sim_destroy };
+	sim_job_reap, sim_event_fd, NULL, sim_destroy };
+static const struct kv_backend_ops sim_silent_ops = { "sim", sim_info, sim_pool_check, sim_arena_create,
+	sim_pool_create, sim_pool_destroy, sim_host_alloc, sim_host_free, sim_submit, sim_reap, sim_job_post,
+	sim_job_reap, sim_event_fd, sim_will_sleep, sim_destroy };
 
 /* ---- for the simulation ---- */
 
@@ -425,7 +435,7 @@ struct sim_backend *sim_backend_create(const struct sim_backend_options *options
 	SIM_CHECK(self, "no memory for the backend");
 	self->flights = calloc(DEPTH_MAX, sizeof(*self->flights));
 	SIM_CHECK(self->flights, "no memory for the backend");
-	self->base.ops = &sim_ops;
+	self->base.ops = options->is_silent ? &sim_silent_ops : &sim_ops;
 	self->options = *options;
 	if (hooks)
 		self->hooks = *hooks;
@@ -448,6 +458,8 @@ uint64_t sim_backend_due_ns(void *backend)
 		return UINT64_MAX;
 	if (self->is_lost)
 		return self->clock->now_ns;
+	if (self->options.is_silent && self->n_awaited == 0)
+		return UINT64_MAX;
 	return self->is_held ? UINT64_MAX : self->flights[self->first].due_ns;
 }
 

@@ -16,6 +16,7 @@ struct sim_backend_options {
 	uint32_t refuse_per_mille; /* items refused although their rows are fine */
 	uint32_t depth_max;        /* batches that it takes before it is busy */
 	bool has_event_fd;
+	bool is_silent;     /* its event tells only of batches that were in flight at will_sleep() */
 	int64_t lose_after; /* the submit after so many more loses the device; negative: never */
 };
 

@@ -1,6 +1,7 @@
 #include "core/block_pool.h"
 
 #include "core/memory.h"
+#include "core/pool_spec.h"
 #include "tests/lib/kv_core_test.h"
 
 static void assert_counts(const struct kv_block_pool *pool, uint32_t n_free, uint32_t n_owned,
@@ -54,6 +55,37 @@ START_TEST(test_block_pool_draining_blocks_are_not_handed_out)
 	assert_counts(&pool, 1, 0, 0, 0);
 	kv_assert_ok(kv_block_pool_take(&pool, 1, 0, &other));
 	ck_assert_uint_eq(other.idx, id.idx);
+	kv_block_pool_finish(&pool);
+}
+END_TEST
+
+/* A table's blocks in flight are counted as one by one, whatever state each is in, and gaps are none. */
+START_TEST(test_block_pool_tables_are_counted_block_by_block)
+{
+	struct kv_block_pool pool;
+	kv_block_id ids[3];
+	uint32_t table[5];
+
+	kv_assert_ok(kv_block_pool_init(&pool, 3, NULL));
+	kv_assert_ok(kv_block_pool_take(&pool, 3, 0, ids));
+	kv_block_pool_keep(&pool, ids[1]);
+	kv_block_pool_disown(&pool, ids[1]);
+	ck_assert_uint_eq(pool.counts.n_idle, 1);
+	for (uint32_t i = 0; i < 3; i++)
+		table[i] = ids[i].idx;
+	table[3] = KV_BLOCK_NONE;
+	table[4] = ids[0].idx;
+	kv_block_pool_flights_begin(&pool, table, 5);
+	ck_assert_uint_eq(pool.in_flight[ids[0].idx], 2);
+	ck_assert_uint_eq(pool.in_flight[ids[1].idx], 1);
+	ck_assert_uint_eq(pool.counts.n_idle, 0);
+	kv_block_pool_disown(&pool, ids[0]);
+	assert_counts(&pool, 0, 2, 0, 1);
+	kv_block_pool_flights_end(&pool, table, 4);
+	assert_counts(&pool, 0, 2, 0, 1);
+	ck_assert_uint_eq(pool.counts.n_idle, 1);
+	kv_block_pool_flights_end(&pool, table + 3, 2);
+	assert_counts(&pool, 1, 2, 0, 0);
 	kv_block_pool_finish(&pool);
 }
 END_TEST
@@ -151,6 +183,7 @@ int main(void)
 
 	tcase_add_test(tcase, test_block_pool_take_is_all_or_nothing);
 	tcase_add_test(tcase, test_block_pool_draining_blocks_are_not_handed_out);
+	tcase_add_test(tcase, test_block_pool_tables_are_counted_block_by_block);
 	tcase_add_test(tcase, test_block_pool_shared_blocks_have_two_owners);
 	tcase_add_test(tcase, test_block_pool_reservations_hold_free_blocks);
 	tcase_add_test(tcase, test_block_pool_high_water_mark_stays);

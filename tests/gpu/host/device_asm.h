@@ -241,6 +241,24 @@ static inline uint32_t transpose(uint32_t a)
 		(rows[4 * (2 * c + 1) + g / 2][0] >> shift & 0xFFFFu) << 16;
 }
 
+/* ---- the host ---- */
+
+static inline uint64_t now_ns()
+{
+	return fake_device_now_ns();
+}
+
+static inline void fence_for_host()
+{
+}
+
+/* The last step of a batch: a lost device does not come to it. */
+static inline void tell_host(uint32_t *at, uint32_t word)
+{
+	if (fake_device_ends_batch())
+		__atomic_store_n(at, word, __ATOMIC_RELEASE);
+}
+
 /* ---- one kernel after the other ---- */
 
 static inline void wait_for_previous()
