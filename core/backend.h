@@ -181,9 +181,9 @@ struct kv_backend_ops {
 	 * never. */
 	int (*event_fd)(struct kv_backend *backend);
 	/*
-	 * The caller is about to wait for event_fd. Where this is not NULL, batches finish without the processor's
-	 * help, and event_fd tells only of those that were in flight at such a call: being woken costs more than
-	 * polling reap() for a short while, so who polls should not pay for it.
+	 * The caller is about to wait for event_fd. Where this is not NULL, batches finish without the
+	 * processor's help, and event_fd tells only of those that were in flight at such a call: being woken
+	 * costs more than polling reap() for a short while, so who polls should not pay for it.
 	 */
 	void (*will_sleep)(struct kv_backend *backend);
 	/* Waits for what is in flight. NULL allowed. */

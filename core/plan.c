@@ -163,8 +163,8 @@ static void visit_decode(
 
 	visitor->visit(visitor, spec->layers[op->layer].group_idx, op->table, n_table);
 	if (op->exact_table)
-		visitor->visit(visitor, spec->n_groups, op->exact_table,
-			n_table - op->exact_lo / spec->block_size);
+		visitor->visit(
+			visitor, spec->n_groups, op->exact_table, n_table - op->exact_lo / spec->block_size);
 }
 
 void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor)
@@ -211,16 +211,25 @@ void kv_plan_begin_flight(struct kv_plan *plan, const struct kv_transfer_op *op)
 	visit_transfer(plan, op, &begin.base);
 }
 
+void kv_plan_hold(struct kv_plan *plan)
+{
+	struct flight_visitor begin = { { flights_begin }, plan->pool };
+
+	for (; plan->n_decodes_held < plan->batch.n_decodes; plan->n_decodes_held++)
+		visit_decode(plan, &plan->batch.decodes[plan->n_decodes_held], &begin.base);
+}
+
 void kv_plan_end(struct kv_plan *plan)
 {
 	struct flight_visitor end = { { flights_end }, plan->pool };
 
+	KV_ASSERT(plan->n_decodes_held == plan->batch.n_decodes);
 	kv_plan_visit_blocks(plan, &end.base);
 	plan->batch.n_updates = plan->batch.n_decodes = plan->batch.n_transfers = 0;
 	plan->batch.n_copies = plan->batch.n_results = 0;
 	plan->batch.plan_bytes_used = ops_bytes();
 	plan->row_bytes = 0;
-	plan->n_items = plan->n_moves = 0;
+	plan->n_items = plan->n_moves = plan->n_decodes_held = 0;
 }
 
 /*
@@ -511,10 +520,10 @@ bool kv_plan_add(struct kv_plan *plan, const struct kv_frame_rows *frame, const 
 		return false;
 	for (uint32_t i = before.n_updates; i < plan->batch.n_updates; i++)
 		visit_update(plan, &plan->batch.updates[i], &begin.base);
-	for (uint32_t i = before.n_decodes; i < plan->batch.n_decodes; i++)
-		visit_decode(plan, &plan->batch.decodes[i], &begin.base);
 	for (uint32_t i = before.n_transfers; i < plan->batch.n_transfers; i++)
 		visit_transfer(plan, &plan->batch.transfers[i], &begin.base);
+	if (!plan->holds_later)
+		kv_plan_hold(plan);
 	plan->row_bytes += item_row_bytes(plan, frame, item);
 	plan->n_items++;
 	return true;

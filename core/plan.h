@@ -28,6 +28,9 @@ struct kv_plan {
 	uint32_t n_items, n_moves;
 	uint32_t move_result_idx; /* where n_moves > 0 */
 	uint64_t serial;          /* of the pool's plans */
+	/* The caller counts the blocks of decodes with kv_plan_hold(), once they are on their way. */
+	bool holds_later;
+	uint32_t n_decodes_held; /* decodes whose blocks are counted */
 };
 
 /* The frame around the items: where its tensors lie (all in host_alloc memory). */
@@ -105,11 +108,18 @@ void kv_item_plan_tables(
 void kv_plan_end(struct kv_plan *plan);
 
 /*
+ * Counts the blocks of decodes as in flight that are not counted yet: thousands of them, which a device need
+ * not wait for. In the turn in which the plan was filled, before anything else may give blocks up.
+ */
+void kv_plan_hold(struct kv_plan *plan);
+
+/*
  * Calls visit() for every block that the plan counts as in flight, as often as it counts it; many at a time,
  * among them entries that are KV_BLOCK_NONE. For the audit.
  */
 struct kv_plan_visitor {
-	void (*visit)(struct kv_plan_visitor *visitor, uint32_t group_idx, const uint32_t blocks[], uint32_t n);
+	void (*visit)(
+		struct kv_plan_visitor *visitor, uint32_t group_idx, const uint32_t blocks[], uint32_t n);
 };
 void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor);
 

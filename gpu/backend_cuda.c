@@ -1,8 +1,8 @@
 /*
  * Host control of the CUDA backend. All memory is taken when the backend, its arena and its pools are made; a
- * batch only enqueues: kernels that take in what the host wrote, work, and say in host memory that the batch is
- * over (batch.cu). reap() looks there and hands batches out in order. Only when the loop is about to sleep is a
- * callback of the driver asked for, which wakes it.
+ * batch only enqueues: kernels that take in what the host wrote, work, and say in host memory that the batch
+ * is over (batch.cu). reap() looks there and hands batches out in order. Only when the loop is about to sleep
+ * is a callback of the driver asked for, which wakes it.
  */
 #include "gpu/backend_cuda.h"
 

@@ -55,7 +55,7 @@ struct kvg_flight {
 	struct kvg_report *report;
 	uint32_t ticket;  /* its number */
 	bool is_wake_set; /* a callback waits for its end */
-	uint8_t *staging;    /* pinned; its mirror on the device */
+	uint8_t *staging; /* pinned; its mirror on the device */
 	uint8_t *staging_device;
 	uint8_t *mirror_device;
 	uint64_t staging_used;
@@ -91,8 +91,8 @@ struct cuda_backend {
 	/* Jobs, and the watch over the device, on a thread of their own. */
 	pthread_t thread;
 	bool has_thread, has_lock;
-	/* The thread looks at the device now and then; it begins with a batch, and ends when there was none for a
-	 * while. */
+	/* The thread looks at the device now and then; it begins with a batch, and ends when there was none
+	 * for a while. */
 	atomic_bool is_watching;
 	pthread_mutex_t mutex; /* guards all below */
 	pthread_cond_t work;

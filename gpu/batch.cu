@@ -1,6 +1,6 @@
 /*
- * The first and the last kernel of a batch. The first brings what the host wrote to the device, where a copy by
- * the copy engine would cost more in hand-overs between engines than in bytes. The last one takes the
+ * The first and the last kernel of a batch. The first brings what the host wrote to the device, where a copy
+ * by the copy engine would cost more in hand-overs between engines than in bytes. The last one takes the
  * refusals back to host memory and then says, in host memory, that the batch is over: whoever polls that word
  * sees everything that the kernels wrote before.
  */

@@ -197,6 +197,7 @@ struct srv_flight {
 	struct srv_mover *mover;   /* whose moves it has; NULL: none */
 	uint32_t n_entries;
 	bool is_sealed, is_submitted, is_done;
+	bool is_answered; /* its items are; it still holds its blocks */
 	uint64_t sealed_ns;
 	uint64_t batch_number; /* from 1 on */
 };
@@ -289,7 +290,7 @@ struct srv_server {
 	bool has_saved;                          /* the snapshot of draining was begun */
 	uint64_t drain_end_ns;
 	uint64_t batch_ns; /* from sealing to reaping, of the last batch */
-	uint64_t n_work; /* counted per turn by the simulation: released blocks */
+	uint64_t n_work;   /* counted per turn by the simulation: released blocks */
 	struct srv_control *parked,
 		*parked_last; /* control requests that go on in a later turn, oldest first */
 	uint32_t n_parked;
@@ -451,6 +452,8 @@ bool srv_lane_is_idle(const struct srv_lane *lane);
 void srv_lane_enqueue(struct srv_lane *lane, struct srv_request *request);
 /* Finishes what the backend is done with. */
 void srv_scheduler_reap(struct srv_server *server);
+/* Gives up the blocks of batches whose items are answered. */
+void srv_scheduler_end_plans(struct srv_server *server);
 /* Seals and submits one batch per lane. */
 void srv_scheduler_seal(struct srv_server *server);
 bool srv_scheduler_has_work(const struct srv_server *server);

@@ -229,8 +229,10 @@ static void seal(struct srv_server *server, struct srv_lane *lane)
 	struct srv_flight *flight = flight_at(lane, lane->n_flights);
 
 	kv_plan_begin(&flight->plan, lane->pool, flight->plan.area, flight->plan.area_bytes);
+	flight->plan.holds_later = true;
 	flight->n_entries = 0;
 	flight->mover = NULL;
+	flight->is_answered = false;
 	flight->is_submitted = flight->is_done = false;
 	flight->sealed_ns = server->now_ns;
 	seal_moves(server, lane, flight);
@@ -293,6 +295,9 @@ void srv_scheduler_seal(struct srv_server *server)
 			continue;
 		seal(server, lane);
 		submit(server, lane);
+		/* Whatever became of it: nobody may give its blocks away. */
+		for (uint32_t f = 0; f < lane->n_flights; f++)
+			kv_plan_hold(&flight_at(lane, f)->plan);
 	}
 }
 
@@ -324,10 +329,52 @@ static void finish_entry(struct srv_flight *flight, const struct srv_entry *entr
 		srv_request_finish(request);
 }
 
+static void end_plans(struct srv_lane *lane)
+{
+	while (lane->n_flights > 0 && flight_at(lane, 0)->is_answered) {
+		kv_plan_end(&flight_at(lane, 0)->plan);
+		lane->flight_first = (lane->flight_first + 1) % SRV_PLANS_PER_LANE;
+		lane->n_flights--;
+	}
+}
+
+void srv_scheduler_end_plans(struct srv_server *server)
+{
+	for (uint32_t i = 0; i < KV_POOLS_MAX; i++) {
+		if (server->lanes[i].pool)
+			end_plans(&server->lanes[i]);
+	}
+}
+
+static void finish_moves(struct srv_lane *lane, struct srv_flight *flight)
+{
+	const enum kv_status moved = flight->plan.batch.status;
+	const struct kv_result result = flight->plan.batch.results[flight->plan.move_result_idx];
+	struct srv_mover *mover = flight->mover;
+
+	end_plans(lane); /* this one, too: what its mover does next may look at what is in flight */
+	mover->is_sealed = false;
+	mover->done(mover, moved != KV_OK ? moved : (enum kv_status)result.status, &result);
+}
+
+static struct srv_flight *next_to_answer(struct srv_lane *lane)
+{
+	for (uint32_t f = 0; f < lane->n_flights && flight_at(lane, f)->is_done; f++) {
+		if (!flight_at(lane, f)->is_answered)
+			return flight_at(lane, f);
+	}
+	return NULL;
+}
+
+/*
+ * Answers first: the blocks are given up when the answers are on their way, and before anybody can have acted
+ * on one (take_events()).
+ */
 static void finish_flights(struct srv_server *server, struct srv_lane *lane)
 {
-	while (lane->n_flights > 0 && flight_at(lane, 0)->is_done) {
-		struct srv_flight *flight = flight_at(lane, 0);
+	struct srv_flight *flight;
+
+	while ((flight = next_to_answer(lane))) {
 		const struct kv_batch *batch = &flight->plan.batch;
 
 		if (batch->n_results > 0 || batch->n_copies > 0) {
@@ -335,21 +382,11 @@ static void finish_flights(struct srv_server *server, struct srv_lane *lane)
 			srv_histogram_add(&server->counters.kernel, batch->kernel_us);
 			srv_histogram_add(&server->counters.copy_out, batch->copy_out_us);
 		}
-		struct srv_mover *mover = flight->mover;
-		const enum kv_status moved = batch->status;
-		const struct kv_result result =
-			mover ? batch->results[flight->plan.move_result_idx] : (struct kv_result){ 0 };
-
-		kv_plan_end(&flight->plan);
-		/* Off the ring first: finishing may look at what is in flight. */
-		lane->flight_first = (lane->flight_first + 1) % SRV_PLANS_PER_LANE;
-		lane->n_flights--;
 		for (uint32_t i = 0; i < flight->n_entries; i++)
 			finish_entry(flight, &flight->entries[i]);
-		if (mover) {
-			mover->is_sealed = false;
-			mover->done(mover, moved != KV_OK ? moved : (enum kv_status)result.status, &result);
-		}
+		flight->is_answered = true;
+		if (flight->mover)
+			finish_moves(lane, flight);
 	}
 }
 
@@ -460,6 +497,7 @@ void srv_scheduler_lose(struct srv_server *server)
 			}
 		}
 		finish_flights(server, lane);
+		end_plans(lane);
 		if (lane->n_flights > 0)
 			continue; /* the backend still has some: called again when they are reaped */
 		kv_list_for_each_safe (node, &lane->queue) {

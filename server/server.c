@@ -223,6 +223,7 @@ static void take_events(struct srv_server *server, int64_t timeout_ns)
 	const int n = server->io->ops->wait(server->io, timeout_ns, server->events, SRV_EVENTS_PER_TURN);
 
 	server->now_ns = kv_clock_now_ns(server->seams.clock);
+	srv_scheduler_end_plans(server); /* answers have left, and nobody was heard since */
 	if (n < 0) {
 		srv_log(SRV_LOG_ERROR, "event loop broke: %s", strerror(-n));
 		server->is_lost = true;

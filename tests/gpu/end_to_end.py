@@ -56,10 +56,11 @@ def main():
 			daemon.terminate()
 			daemon.wait(timeout=30)
 	print(json.dumps({"step": {k: v for k, v in step.items() if k != "rounds_p50"}, "ingest": ingest}, indent=1))
+	recv_us, copy_us, else_us = step["recv_mean_us"], step["copy_mean_us"], step["else_mean_us"]
 	echo_us, kernel_us = step["echo_p50_ns"] / 1e3, step["kernel_mean_us"]
 	is_met = judge("decode step, us", step["step_p50_ns"] / 1e3, kernel_us + 1.5 * echo_us,
-		f"kernels {kernel_us:.1f}, echo {echo_us:.1f}, in the daemon {step['server_mean_us']:.1f}, "
-		f"queue {step['queue_mean_us']:.1f}")
+		f"kernels {kernel_us:.1f}, echo {echo_us:.1f}, in the daemon {step['server_mean_us']:.1f}: "
+		f"receiving {recv_us:.1f}, queue {step['queue_mean_us']:.1f}, copies {copy_us:.1f}, else {else_us:.1f}")
 	is_met &= judge("ingest, echo's rate over it", 1 / ingest["ratio"], 1 / 0.7,
 		f"{ingest['ingest_bytes_per_s'] / 1e9:.2f} GB/s, echo {ingest['echo_bytes_per_s'] / 1e9:.2f} GB/s")
 	return 0 if is_met else 1

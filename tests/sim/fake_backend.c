@@ -350,7 +350,9 @@ static struct kv_batch *sim_reap(struct kv_backend *base)
 
 	if (!is_ready(self)) {
 		/* Whoever asks again and again lets time pass. */
-		self->clock->now_ns += self->is_hurried ? KV_NS_PER_MS : self->options.is_silent ? 20000 : 100;
+		self->clock->now_ns += self->is_hurried ? KV_NS_PER_MS
+			: self->options.is_silent       ? 20000
+							: 100;
 		return NULL;
 	}
 	struct kv_batch *batch = flight->batch;
