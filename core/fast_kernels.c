@@ -35,6 +35,63 @@ INLINE void add_products(const struct kv_fast_part *part, const struct kv_fast_q
 	}
 }
 
+#if LANES == 16
+
+/*
+ * 4-bit codes in shifted order. A lane is a row, so no lanes are left to be summed up: 32 bits of sixteen rows
+ * stand in a register, each shift of them gives two codes, and these meet two numbers of a query.
+ */
+INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
+{
+	enum { N_GROUPS = TOKENS / LANES };
+	const struct lookup lookup = load_lookup(part->table, 4);
+	const uint32_t n_turns = n_queries == 1 ? 2 : 1; /* sums in turn: a product takes four cycles */
+	i_vector sums[N_GROUPS][2 * KV_FAST_QUERIES_MAX] = { 0 };
+	const uint8_t *const *from = rows->rows;
+
+	for (uint32_t block = 0; block < part->n_slots / 32; block++) {
+		i_vector quads[N_GROUPS][4];
+
+		FORGET(from);
+		UNROLL
+		for (uint32_t g = 0; g < N_GROUPS; g++)
+			quads_of_rows(from + (size_t)g * LANES, part->offset + block * 16, quads[g]);
+		UNROLL
+		for (uint32_t i = 0; i < 16; i++) {
+			i_vector values[N_GROUPS];
+
+			UNROLL
+			for (uint32_t g = 0; g < N_GROUPS; g++)
+				values[g] = look_up(
+					&lookup, _mm512_srli_epi16(quads[g][i / 4], i % 4 * 4), 4);
+			UNROLL
+			for (uint32_t q = 0; q < n_queries; q++) {
+				const i_vector pair =
+					load_pair(queries[q].codes + part->slot + block * 32 + 2 * i);
+
+				UNROLL
+				for (uint32_t g = 0; g < N_GROUPS; g++)
+					sums[g][q * 2 + i % n_turns] = multiply_add(
+						sums[g][q * 2 + i % n_turns], values[g], pair);
+			}
+		}
+	}
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		UNROLL
+		for (uint32_t g = 0; g < N_GROUPS; g++) {
+			const i_vector sum = n_turns == 1
+				? sums[g][q * 2]
+				: (i_vector)((i32_lanes)sums[g][q * 2] + (i32_lanes)sums[g][q * 2 + 1]);
+
+			store_f32((f32_lanes)to_f32(sum), dots + (size_t)q * TOKENS + (size_t)g * LANES);
+		}
+	}
+}
+
+#else
+
 /* The same for registers that hold ROWS_AT_ONCE rows, of 8 / n_queries groups of them. */
 INLINE void add_products_of_rows(const struct kv_fast_part *part, const struct kv_fast_query *queries,
 	uint32_t v, i_vector values[8][2], const uint32_t i, const uint32_t n_queries, i_vector *sums)
@@ -101,6 +158,8 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 		}
 	}
 }
+
+#endif
 
 INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lookup,
 	const uint8_t *const rows[], const struct kv_fast_query *queries, const uint32_t n_queries,
@@ -242,10 +301,11 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *ro
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];
 
+		/* First, because what is stored in small pieces can be loaded as a whole only a while later. */
+		load_fields(part, rows, &fields);
 		(n_queries == 1                  ? dot_part_1
 				: n_queries == 2 ? dot_part_2
 						 : dot_part_4)(part, rows, queries, dots);
-		load_fields(part, rows, &fields);
 		for (uint32_t q = 0; q < n_queries; q++) {
 			for (uint32_t t = 0; t < TOKENS; t += LANES) {
 				float *to = products + (size_t)q * stride + t;

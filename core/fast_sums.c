@@ -19,16 +19,25 @@ float OF_SET(kv_fast_max)(const float *values, uint32_t n)
 	return greatest_lane(max);
 }
 
-static void round_weights(const float *values, struct weights *weights)
+INLINE void round_weights(const float *values, struct weights *weights)
 {
-	const float max = OF_SET(kv_fast_max)(values, TOKENS);
-	const float factor = max > 0 ? (float)KV_FAST_WEIGHT_MAX / max : 0;
+	f32_lanes lanes[TOKENS / LANES], max = load_f32(values);
 	int16_t codes[TOKENS];
 
-	for (uint32_t t = 0; t < TOKENS; t += LANES)
-		store_rounded((f_vector)(load_f32(values + t) * repeat_f32(factor)), codes + t);
+	UNROLL
+	for (uint32_t i = 0; i < TOKENS / LANES; i++) {
+		lanes[i] = load_f32(values + (size_t)i * LANES);
+		max = greater(max, lanes[i]);
+	}
+
+	const float largest = greatest_lane(max);
+	const f32_lanes factor = repeat_f32(largest > 0 ? (float)KV_FAST_WEIGHT_MAX / largest : 0);
+
+	UNROLL
+	for (uint32_t i = 0; i < TOKENS / LANES; i++)
+		store_rounded((f_vector)(lanes[i] * factor), codes + (size_t)i * LANES);
 	memcpy(weights->pairs, codes, sizeof(codes));
-	weights->unit = max / (float)KV_FAST_WEIGHT_MAX;
+	weights->unit = largest / (float)KV_FAST_WEIGHT_MAX;
 }
 
 /* Registers [v, v + n_vectors) of a weighted sum, in channels. */

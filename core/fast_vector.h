@@ -16,6 +16,8 @@
 
 #define INLINE       static inline __attribute__((always_inline))
 #define ROWS_AT_ONCE (LANES / 4)              /* that share a register, 128 bits each */
+/* Hides where a pointer comes from: a compiler that keeps 32 loaded pointers in vector registers is slow. */
+#define FORGET(p)    __asm__("" : "+r"(p))
 #define UNROLL       _Pragma("GCC unroll 16") /* more than any loop that it stands before has turns */
 
 /* Byte k of the words that codes are moved to: word i takes the two bytes that code i begins in. */
@@ -110,40 +112,34 @@ INLINE __m512i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, cons
 	return _mm512_srlv_epi16(_mm512_permutexvar_epi8((__m512i)bytes, packed), (__m512i)shifts);
 }
 
-/* 16 bytes of each of ROWS_AT_ONCE rows, of which expand_two() takes four registers of 4-bit codes. */
-INLINE __m512i words_of_rows(const uint8_t *const rows[], uint32_t offset)
+INLINE __m512i insert_128(__m512i to, __mmask16 lanes, const uint8_t *from)
 {
-	__m512i words =
-		_mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)(rows[0] + offset)));
-
-	words = _mm512_inserti32x4(
-		words, _mm_loadu_si128((const __m128i *)(const void *)(rows[1] + offset)), 1);
-	words = _mm512_inserti32x4(
-		words, _mm_loadu_si128((const __m128i *)(const void *)(rows[2] + offset)), 2);
-	return _mm512_inserti32x4(
-		words, _mm_loadu_si128((const __m128i *)(const void *)(rows[3] + offset)), 3);
+	/* A masked load: any port can blend, only two can shuffle. */
+	return _mm512_mask_broadcast_i32x4(
+		to, lanes, _mm_loadu_si128((const __m128i *)(const void *)from));
 }
 
-/* 8 words of a query, for every row of such a register. */
-INLINE __m512i repeat_words(const int16_t *from)
+/* 16 bytes of each of LANES rows: dword i of every row in quads[i], row r in lane r. */
+INLINE void quads_of_rows(const uint8_t *const rows[], uint32_t offset, __m512i quads[4])
 {
-	return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)from));
-}
+	__m512i words[4], half[4];
 
-/*
- * Of four registers of sums, each with four lanes for each row: the sums of these lanes, all rows of the
- * first, then all rows of the second, ..
- */
-INLINE f_vector add_lanes_of_rows(const __m512i sums[4])
-{
-	const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-	const __m512i a = _mm512_add_epi32(
-		_mm512_unpacklo_epi32(sums[0], sums[1]), _mm512_unpackhi_epi32(sums[0], sums[1]));
-	const __m512i b = _mm512_add_epi32(
-		_mm512_unpacklo_epi32(sums[2], sums[3]), _mm512_unpackhi_epi32(sums[2], sums[3]));
-	const __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-
-	return _mm512_cvtepi32_ps(_mm512_permutexvar_epi32(order, all));
+	UNROLL
+	for (uint32_t r = 0; r < 4; r++) {
+		words[r] = _mm512_castsi128_si512(
+			_mm_loadu_si128((const __m128i *)(const void *)(rows[r] + offset)));
+		words[r] = insert_128(words[r], 0x00F0, rows[r + 4] + offset);
+		words[r] = insert_128(words[r], 0x0F00, rows[r + 8] + offset);
+		words[r] = insert_128(words[r], 0xF000, rows[r + 12] + offset);
+	}
+	half[0] = _mm512_unpacklo_epi32(words[0], words[1]);
+	half[1] = _mm512_unpackhi_epi32(words[0], words[1]);
+	half[2] = _mm512_unpacklo_epi32(words[2], words[3]);
+	half[3] = _mm512_unpackhi_epi32(words[2], words[3]);
+	quads[0] = _mm512_unpacklo_epi64(half[0], half[2]);
+	quads[1] = _mm512_unpackhi_epi64(half[0], half[2]);
+	quads[2] = _mm512_unpacklo_epi64(half[1], half[3]);
+	quads[3] = _mm512_unpackhi_epi64(half[1], half[3]);
 }
 
 /* Words of two rows in turn: expand_two() takes the four registers of block `block` out of them. */
@@ -166,13 +162,15 @@ INLINE void expand_two(const struct lookup *lookup, __m512i words, const uint32_
 		look_up(lookup, half == 0 ? _mm512_srli_epi16(words, 4) : _mm512_srli_epi16(words, 12), 4);
 }
 
-/* Which code stands in slot `slot` of a part in shifted order: words of 4 codes, those of each shift
- * together. */
+/*
+ * Which code stands in slot `slot` of a part in shifted order. Of V: words of 4 codes, those of each shift
+ * together. Of K: the two codes that one shift takes out of 32 bits side by side.
+ */
 INLINE uint32_t code_of_slot(bool is_v, uint32_t slot)
 {
-	const uint32_t words = is_v ? LANES : KV_FAST_ROW_WORDS;
-
-	return slot / (4 * words) * 4 * words + slot % words * 4 + slot / words % 4;
+	if (!is_v)
+		return slot / 8 * 8 + slot % 8 / 2 + slot % 2 * 4;
+	return slot / (4 * LANES) * 4 * LANES + slot % LANES * 4 + slot / LANES % 4;
 }
 
 INLINE __m512i multiply_add(__m512i sum, __m512i a, __m512i b)
@@ -184,6 +182,14 @@ INLINE __m512i multiply_add(__m512i sum, __m512i a, __m512i b)
 INLINE __m512i load_words(const int16_t *from)
 {
 	return _mm512_loadu_si512(from);
+}
+
+INLINE __m512i load_pair(const int16_t *from)
+{
+	int32_t pair;
+
+	memcpy(&pair, from, sizeof(pair));
+	return _mm512_set1_epi32(pair);
 }
 
 INLINE __m512i repeat_pair(int32_t pair)
