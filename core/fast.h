@@ -57,8 +57,11 @@ struct kv_fast_part {
 	uint32_t bits;
 	enum kv_dtype number;
 	bool is_value;        /* a code is its own value */
-	bool is_shifted;      /* 4 bits, in the order in which shifts by 4 take them out of 16-bit words */
+	bool is_shifted;      /* in the order in which shifts take codes out of words */
 	const int16_t *table; /* [256], entries repeated every 2^bits; value = entry * table_scale */
+	/* Low bytes of the upper half of the table, then [128] on the high bytes; NULL: the lower half is not
+	 * its mirror image, or the table is short. */
+	const uint8_t *upper;
 	float table_scale;
 	struct kv_fast_field scale, zero, outer;
 	uint32_t slot, n_slots; /* in a prepared query (K), in a weighted sum (V) */
@@ -70,6 +73,7 @@ struct kv_fast_side {
 	bool has_numbers; /* all parts are numbers: prepared queries are float32, not 16-bit integers */
 	struct kv_fast_part parts[KV_FAST_PARTS_MAX];
 	int16_t tables[KV_SEGMENTS_MAX][256];
+	uint8_t uppers[KV_SEGMENTS_MAX][256];
 	uint16_t prepared_of[KV_FAST_SLOTS_MAX]; /* slot -> index of prepared queries and accumulators, or
 						    NONE */
 	float factor_of[KV_FAST_SLOTS_MAX];      /* constant of the slot's channel (recipes), else 1 */
@@ -94,8 +98,9 @@ struct kv_fast_rows {
 struct kv_fast_kernels {
 	const char *name; /* "avx2", "avx512" */
 	uint32_t words;   /* 16-bit numbers of a register */
-	/* Which code of a part in shifted order stands in a slot, of K or of V. */
-	uint32_t (*code_of_slot)(bool is_v, uint32_t slot);
+	/* Whether n codes of so many bits are taken in shifted order, and which of them stands in a slot. */
+	bool (*takes_shifted)(bool is_v, uint32_t bits, uint32_t n);
+	uint32_t (*code_of_slot)(bool is_v, uint32_t bits, uint32_t slot);
 	/* products[query * stride + token] for all KV_FAST_BLOCK_TOKENS places; n_queries 1, 2 or 4. */
 	void (*score)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 		const struct kv_fast_query *queries, uint32_t n_queries, float *products, uint32_t stride);

@@ -38,12 +38,26 @@ static float round_table(const struct kv_segment *segment, int32_t table_max, in
 	return unit;
 }
 
+/* struct kv_fast_part's `upper` of a table of so many bits, into `bytes`. */
+static const uint8_t *split_table(const int16_t table[256], uint32_t bits, uint8_t bytes[256])
+{
+	const uint32_t n_half = 1u << (bits - 1);
+
+	for (uint32_t i = 0; i < n_half; i++) {
+		if (table[n_half + i] != -table[n_half - 1 - i])
+			return NULL;
+		bytes[i] = (uint8_t)table[n_half + i];
+		bytes[128 + i] = (uint8_t)((uint16_t)table[n_half + i] >> 8);
+	}
+	return bits > 4 ? bytes : NULL;
+}
+
 static bool is_e4m3(const struct kv_row_codec *codec)
 {
 	return strcmp(codec->format->name, "fp8") == 0;
 }
 
-/* Slots of a part: natural order but for 4-bit codes that shifts take out of 16-bit words. */
+/* Slots of a part: natural order but for codes that shifts take out of words. */
 static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 	const struct kv_segment *segment, uint32_t first, uint32_t unit, bool is_v,
 	const struct kv_fast_kernels *kernels)
@@ -53,7 +67,7 @@ static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 	side->n_slots += part->n_slots;
 	KV_ASSERT(side->n_slots <= KV_FAST_SLOTS_MAX);
 	for (uint32_t s = 0; s < part->n_slots; s++) {
-		const uint32_t channel = part->is_shifted ? kernels->code_of_slot(is_v, s) : s;
+		const uint32_t channel = part->is_shifted ? kernels->code_of_slot(is_v, part->bits, s) : s;
 
 		side->prepared_of[part->slot + s] = channel < part->n
 			? (uint16_t)(segment->prepared_idx + first + channel)
@@ -86,9 +100,10 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->bits = segment->bits;
 	part->offset = segment->offset + first * segment->bits / 8;
 	part->table = side->tables[segment_idx];
-	part->is_shifted = part->bits == 4 && part->n % (is_v ? 2 * kernels->words : 32) == 0;
+	part->is_shifted = kernels->takes_shifted(is_v, part->bits, part->n);
 	part->table_scale = round_table(
 		segment, is_v ? KV_FAST_V_TABLE_MAX : KV_FAST_K_TABLE_MAX, side->tables[segment_idx]);
+	part->upper = split_table(part->table, part->bits, side->uppers[segment_idx]);
 	part->is_value = part->table_scale == 1 && segment->table[0] == 0; /* affine codes */
 	/* Sums of V are taken two registers at a time. */
 	place_slots(side, part, segment, first, kernels->words, is_v, kernels);

@@ -38,42 +38,48 @@ INLINE void add_products(const struct kv_fast_part *part, const struct kv_fast_q
 #if LANES == 16
 
 /*
- * 4-bit codes in shifted order. A lane is a row, so no lanes are left to be summed up: 32 bits of sixteen rows
+ * Codes in shifted order. A lane is a row, so no lanes are left to be summed up: 32 bits of sixteen rows
  * stand in a register, each shift of them gives two codes, and these meet two numbers of a query.
  */
 INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
+	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
+	const bool is_value, float *dots)
 {
 	enum { N_GROUPS = TOKENS / LANES };
-	const struct lookup lookup = load_lookup(part->table, 4);
+	const struct lookup lookup = load_lookup(part, bits);
 	const uint32_t n_turns = n_queries == 1 ? 2 : 1; /* sums in turn: a product takes four cycles */
+	const uint32_t per_word = 16 / bits;
 	i_vector sums[N_GROUPS][2 * KV_FAST_QUERIES_MAX] = { 0 };
 	const uint8_t *const *from = rows->rows;
 
-	for (uint32_t block = 0; block < part->n_slots / 32; block++) {
+	for (uint32_t block = 0; block < part->n_slots * bits / 128; block++) {
 		i_vector quads[N_GROUPS][4];
 
 		FORGET(from);
 		UNROLL
 		for (uint32_t g = 0; g < N_GROUPS; g++)
 			quads_of_rows(from + (size_t)g * LANES, part->offset + block * 16, quads[g]);
-		UNROLL
-		for (uint32_t i = 0; i < 16; i++) {
+		UNROLL_64
+		for (uint32_t i = 0; i < 4 * per_word; i++) {
 			i_vector values[N_GROUPS];
 
 			UNROLL
-			for (uint32_t g = 0; g < N_GROUPS; g++)
-				values[g] = look_up(
-					&lookup, _mm512_srli_epi16(quads[g][i / 4], i % 4 * 4), 4);
+			for (uint32_t g = 0; g < N_GROUPS; g++) {
+				const i_vector codes =
+					shift_down(quads[g][i / per_word], i % per_word * bits);
+
+				values[g] =
+					is_value ? mask_codes(codes, bits) : look_up(&lookup, codes, bits);
+			}
 			UNROLL
 			for (uint32_t q = 0; q < n_queries; q++) {
-				const i_vector pair =
-					load_pair(queries[q].codes + part->slot + block * 32 + 2 * i);
+				const i_vector pair = load_pair(
+					queries[q].codes + part->slot + (size_t)block * (128 / bits) + 2 * i);
 
 				UNROLL
 				for (uint32_t g = 0; g < N_GROUPS; g++)
-					sums[g][q * 2 + i % n_turns] = multiply_add(
-						sums[g][q * 2 + i % n_turns], values[g], pair);
+					sums[g][q * 2 + i % n_turns] =
+						multiply_add(sums[g][q * 2 + i % n_turns], values[g], pair);
 			}
 		}
 	}
@@ -115,12 +121,15 @@ INLINE void add_products_of_rows(const struct kv_fast_part *part, const struct k
  * together.
  */
 INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
+	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
+	const bool is_value, float *dots)
 {
-	const struct lookup lookup = load_lookup(part->table, 4);
+	const struct lookup lookup = load_lookup(part, 4);
 	const uint32_t n_groups =
 		8 / n_queries; /* of rows, side by side: eight sums hide how long a product takes */
 
+	(void)bits; /* 4 */
+	(void)is_value;
 	for (uint32_t first = 0; first < rows->n_rows; first += n_groups * ROWS_AT_ONCE) {
 		i_vector sums[8] = { 0 };
 
@@ -171,10 +180,16 @@ INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lo
 		i_vector values[LANES];
 
 		UNROLL
-		for (uint32_t r = 0; r < n_rows; r++) {
-			const i_vector codes = codes_of(rows[r] + part->offset, v, bits);
+		for (uint32_t r = 0; r < n_rows; r += 2) {
+			const i_vector codes[2] = { codes_of(rows[r] + part->offset, v, bits),
+				codes_of(rows[r + 1] + part->offset, v, bits) };
 
-			values[r] = is_value ? mask_codes(codes, bits) : look_up(lookup, codes, bits);
+			if (is_value) {
+				values[r] = mask_codes(codes[0], bits);
+				values[r + 1] = mask_codes(codes[1], bits);
+			} else {
+				look_up_two(lookup, codes, bits, values + r);
+			}
 		}
 		add_products(part, queries, v, values, n_queries, sums);
 	}
@@ -184,7 +199,7 @@ INLINE void dot_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
 	const bool is_value, float *dots)
 {
-	const struct lookup lookup = load_lookup(part->table, bits);
+	const struct lookup lookup = load_lookup(part, bits);
 
 	for (uint32_t first = 0; first < rows->n_rows; first += LANES / n_queries) {
 		i_vector sums[LANES] = { 0 };
@@ -227,7 +242,11 @@ INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
 {
-#define DOT(bits, is_value) dot_codes(part, rows, queries, n_queries, bits, is_value, dots)
+/* Bits that no set takes in shifted order. */
+#define DOT(bits) dot_codes(part, rows, queries, n_queries, bits, false, dots)
+#define DOT_EITHER(bits, is_value)                                                            \
+	(part->is_shifted ? dot_shifted(part, rows, queries, n_queries, bits, is_value, dots) \
+			  : dot_codes(part, rows, queries, n_queries, bits, is_value, dots))
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
 			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F32, dots);
@@ -241,36 +260,34 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 	}
 	switch (part->bits) {
 	case 1:
-		DOT(1, false);
+		DOT_EITHER(1, false);
 		break;
 	case 2:
-		DOT(2, false);
+		DOT_EITHER(2, false);
 		break;
 	case 3:
-		DOT(3, false);
+		DOT(3);
 		break;
 	case 4:
-		if (part->is_shifted)
-			dot_shifted(part, rows, queries, n_queries, dots);
-		else
-			DOT(4, false);
+		DOT_EITHER(4, false);
 		break;
 	case 5:
-		DOT(5, false);
+		DOT(5);
 		break;
 	case 6:
-		DOT(6, false);
+		DOT(6);
 		break;
 	case 7:
-		DOT(7, false);
+		DOT(7);
 		break;
 	default:
 		if (part->is_value)
-			DOT(8, true);
+			DOT_EITHER(8, true);
 		else
-			DOT(8, false);
+			DOT_EITHER(8, false);
 		break;
 	}
+#undef DOT_EITHER
 #undef DOT
 }
 
@@ -301,7 +318,8 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *ro
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];
 
-		/* First, because what is stored in small pieces can be loaded as a whole only a while later. */
+		/* First, because what is stored in small pieces can be loaded as a whole only a while later.
+		 */
 		load_fields(part, rows, &fields);
 		(n_queries == 1                  ? dot_part_1
 				: n_queries == 2 ? dot_part_2
@@ -322,15 +340,21 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *ro
 	}
 }
 
-static uint32_t code_of_slot_of_set(bool is_v, uint32_t slot)
+static bool takes_shifted_of_set(bool is_v, uint32_t bits, uint32_t n)
 {
-	return code_of_slot(is_v, slot);
+	return takes_shifted(is_v, bits, n);
+}
+
+static uint32_t code_of_slot_of_set(bool is_v, uint32_t bits, uint32_t slot)
+{
+	return code_of_slot(is_v, bits, slot);
 }
 
 extern const struct kv_fast_kernels OF_SET(kv_fast_kernels);
 const struct kv_fast_kernels OF_SET(kv_fast_kernels) = {
 	.name = TEXT(KV_FAST_SET),
 	.words = WORDS,
+	.takes_shifted = takes_shifted_of_set,
 	.code_of_slot = code_of_slot_of_set,
 	.score = score,
 	.accumulate = OF_SET(kv_fast_accumulate),

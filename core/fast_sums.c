@@ -60,10 +60,16 @@ INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *l
 				expand_two(lookup, words, half + i / 2, values + i);
 		} else {
 			UNROLL
-			for (uint32_t i = 0; i < n_vectors; i++) {
-				const i_vector codes = codes_of_two(a, b, v + i, bits);
+			for (uint32_t i = 0; i < n_vectors; i += 2) {
+				const i_vector codes[2] = { codes_of_two(a, b, v + i, bits),
+					codes_of_two(a, b, v + i + 1, bits) };
 
-				values[i] = is_value ? mask_codes(codes, bits) : look_up(lookup, codes, bits);
+				if (is_value) {
+					values[i] = mask_codes(codes[0], bits);
+					values[i + 1] = mask_codes(codes[1], bits);
+				} else {
+					look_up_two(lookup, codes, bits, values + i);
+				}
 			}
 		}
 		UNROLL
@@ -91,7 +97,7 @@ INLINE void sum_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 	const struct weights *weights, const uint32_t n_queries, const uint32_t bits, const bool is_shifted,
 	const bool is_value, float *const *sums)
 {
-	const struct lookup lookup = load_lookup(part->table, bits);
+	const struct lookup lookup = load_lookup(part, bits);
 	const uint32_t n_vectors = part->n_slots / LANES;
 	uint32_t v = 0;
 

@@ -15,10 +15,11 @@
 #include "core/fast.h"
 
 #define INLINE       static inline __attribute__((always_inline))
-#define ROWS_AT_ONCE (LANES / 4)              /* that share a register, 128 bits each */
+#define ROWS_AT_ONCE (LANES / 4) /* that share a register, 128 bits each */
 /* Hides where a pointer comes from: a compiler that keeps 32 loaded pointers in vector registers is slow. */
-#define FORGET(p)    __asm__("" : "+r"(p))
-#define UNROLL       _Pragma("GCC unroll 16") /* more than any loop that it stands before has turns */
+#define FORGET(p) __asm__("" : "+r"(p))
+#define UNROLL    _Pragma("GCC unroll 16") /* more than any loop that it stands before has turns */
+#define UNROLL_64 _Pragma("GCC unroll 64")
 
 /* Byte k of the words that codes are moved to: word i takes the two bytes that code i begins in. */
 #define BYTE_OF(k)  (char)(bits * ((k) / 2) / 8 + (k) % 2)
@@ -36,6 +37,7 @@
 typedef char i8_bytes_64 __attribute__((vector_size(64)));
 typedef char i8_bytes_32 __attribute__((vector_size(32)));
 typedef short i16_words_32 __attribute__((vector_size(64)));
+typedef unsigned short u16_words_32 __attribute__((vector_size(64)));
 typedef short i16_words_16 __attribute__((vector_size(32)));
 
 #if defined(__AVX512VNNI__)
@@ -51,8 +53,9 @@ struct lookup {
 	__m512i entries[8];
 };
 
-INLINE struct lookup load_lookup(const int16_t *table, const uint32_t bits)
+INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t bits)
 {
+	const int16_t *table = part->table;
 	const uint32_t n = bits > 5 ? 1u << (bits - 5) : 1;
 	struct lookup lookup;
 
@@ -83,6 +86,13 @@ INLINE __m512i look_up(const struct lookup *lookup, __m512i codes, const uint32_
 		look_up_128(lookup->entries, codes), look_up_128(lookup->entries + 4, codes));
 }
 
+INLINE void look_up_two(
+	const struct lookup *lookup, const __m512i codes[2], const uint32_t bits, __m512i out[2])
+{
+	out[0] = look_up(lookup, codes[0], bits);
+	out[1] = look_up(lookup, codes[1], bits);
+}
+
 INLINE __m512i mask_codes(__m512i codes, const uint32_t bits)
 {
 	return _mm512_and_si512(codes, _mm512_set1_epi16((short)((1 << bits) - 1)));
@@ -93,9 +103,12 @@ INLINE __m512i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
 {
 	const i8_bytes_64 bytes = { BYTES_16(0), BYTES_16(16), BYTES_16(32), BYTES_16(48) };
 	const i16_words_32 shifts = { SHIFTS_8(0, 1), SHIFTS_8(8, 1), SHIFTS_8(16, 1), SHIFTS_8(24, 1) };
-	const __m512i packed = _mm512_zextsi256_si512(
-		_mm256_loadu_si256((const __m256i *)(const void *)(codes + (size_t)v * 4 * bits)));
+	const __m256i half =
+		_mm256_loadu_si256((const __m256i *)(const void *)(codes + (size_t)v * 4 * bits));
+	const __m512i packed = _mm512_zextsi256_si512(half);
 
+	if (bits == 8)
+		return _mm512_cvtepu8_epi16(half);
 	return _mm512_srlv_epi16(_mm512_permutexvar_epi8((__m512i)bytes, packed), (__m512i)shifts);
 }
 
@@ -109,14 +122,15 @@ INLINE __m512i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, cons
 	const __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(b + (size_t)v * 2 * bits));
 	const __m512i packed = _mm512_inserti32x4(_mm512_zextsi128_si512(low), high, 1);
 
+	if (bits == 8)
+		return _mm512_maskz_permutexvar_epi8(0x5555555555555555, (__m512i)bytes, packed);
 	return _mm512_srlv_epi16(_mm512_permutexvar_epi8((__m512i)bytes, packed), (__m512i)shifts);
 }
 
 INLINE __m512i insert_128(__m512i to, __mmask16 lanes, const uint8_t *from)
 {
 	/* A masked load: any port can blend, only two can shuffle. */
-	return _mm512_mask_broadcast_i32x4(
-		to, lanes, _mm_loadu_si128((const __m128i *)(const void *)from));
+	return _mm512_mask_broadcast_i32x4(to, lanes, _mm_loadu_si128((const __m128i *)(const void *)from));
 }
 
 /* 16 bytes of each of LANES rows: dword i of every row in quads[i], row r in lane r. */
@@ -162,14 +176,30 @@ INLINE void expand_two(const struct lookup *lookup, __m512i words, const uint32_
 		look_up(lookup, half == 0 ? _mm512_srli_epi16(words, 4) : _mm512_srli_epi16(words, 12), 4);
 }
 
-/*
- * Which code stands in slot `slot` of a part in shifted order. Of V: words of 4 codes, those of each shift
- * together. Of K: the two codes that one shift takes out of 32 bits side by side.
- */
-INLINE uint32_t code_of_slot(bool is_v, uint32_t slot)
+INLINE __m512i shift_down(__m512i words, const uint32_t n)
 {
+	return (__m512i)((u16_words_32)words >> n);
+}
+
+/* Scores take 16 bytes of a row at once, sums four registers. */
+INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
+{
+	if (is_v)
+		return bits == 4 && n % (4 * LANES) == 0;
+	return (bits == 1 || bits == 2 || bits == 4 || bits == 8) && n % (128 / bits) == 0;
+}
+
+/*
+ * Of V: words of 4 codes, those of each shift together. Of K: the two codes that one shift takes out of 32
+ * bits side by side.
+ */
+INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t slot)
+{
+	const uint32_t per_word = 16 / bits;
+
 	if (!is_v)
-		return slot / 8 * 8 + slot % 8 / 2 + slot % 2 * 4;
+		return slot / (2 * per_word) * (2 * per_word) + slot % (2 * per_word) / 2 +
+			slot % 2 * per_word;
 	return slot / (4 * LANES) * 4 * LANES + slot % LANES * 4 + slot / LANES % 4;
 }
 
@@ -267,11 +297,11 @@ INLINE f_vector bf16_to_f32(const void *from)
 /* Times 2^-8. */
 INLINE f_vector e4m3_to_f32(const void *from)
 {
-	const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from));
-	const __m256i size = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3F80));
-	const __m256i sign = _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16((short)0x8000));
+	/* The sign comes twice, into the highest bit and the one below. */
+	const __m256i wide =
+		_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from)), 7);
 
-	return _mm512_cvtph_ps(_mm256_or_si256(size, sign));
+	return _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16((short)0xBFFF)));
 }
 
 /* LANES weights to 16-bit integers in one register half: values are in [0, KV_FAST_WEIGHT_MAX]. */
@@ -312,11 +342,13 @@ typedef float f32_lanes __attribute__((vector_size(32)));
 struct lookup {
 	__m256i low, high;    /* bytes of 16 entries, in both halves */
 	const int16_t *table; /* more than 4 bits */
+	const uint8_t *upper; /* as in struct kv_fast_part */
 };
 
-INLINE struct lookup load_lookup(const int16_t *table, const uint32_t bits)
+INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t bits)
 {
-	struct lookup lookup = { .table = table };
+	const int16_t *table = part->table;
+	struct lookup lookup = { .table = table, .upper = part->upper };
 
 	if (bits <= 4) {
 		const __m256i entries = _mm256_loadu_si256((const __m256i *)(const void *)table);
@@ -353,6 +385,58 @@ INLINE __m256i look_up(const struct lookup *lookup, __m256i codes, const uint32_
 	return _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xAA);
 }
 
+/* Sixteen bytes of `table` for the low four bits of every code, and so on up to the bits that are left. */
+INLINE __m256i look_up_bytes(const uint8_t *table, __m256i codes, const uint32_t bits)
+{
+	const uint32_t n = bits > 4 ? 1u << (bits - 4) : 1;
+	__m256i found[8];
+
+	UNROLL
+	for (uint32_t i = 0; i < n; i++)
+		found[i] = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(
+						       (const __m128i *)(const void *)(table + i * 16))),
+			_mm256_and_si256(codes, _mm256_set1_epi8(15)));
+	UNROLL
+	for (uint32_t level = 4; level < bits; level++) {
+		/* The bit of this level where a choice looks for it. */
+		const __m256i choice = _mm256_slli_epi16(codes, (int)(7 - level));
+
+		UNROLL
+		for (uint32_t i = 0; i < n >> (level - 3); i++)
+			found[i] = _mm256_blendv_epi8(found[2 * i], found[2 * i + 1], choice);
+	}
+	return found[0];
+}
+
+/*
+ * More than 4 bits, of two registers: where the upper half of a table mirrors the lower one, half of it is
+ * looked up byte by byte.
+ */
+INLINE void look_up_two(
+	const struct lookup *lookup, const __m256i codes[2], const uint32_t bits, __m256i out[2])
+{
+	if (bits <= 4 || !lookup->upper) {
+		out[0] = look_up(lookup, codes[0], bits);
+		out[1] = look_up(lookup, codes[1], bits);
+		return;
+	}
+
+	const __m256i ones = _mm256_set1_epi16((short)((1 << bits) - 1));
+	const __m256i c =
+		_mm256_packus_epi16(_mm256_and_si256(codes[0], ones), _mm256_and_si256(codes[1], ones));
+	const __m256i is_lower =
+		_mm256_cmpgt_epi8(_mm256_slli_epi16(c, (int)(8 - bits)), _mm256_set1_epi8(-1));
+	const __m256i at = _mm256_and_si256(
+		_mm256_xor_si256(c, is_lower), _mm256_set1_epi8((char)((1 << (bits - 1)) - 1)));
+	const __m256i low = look_up_bytes(lookup->upper, at, bits - 1),
+		      high = look_up_bytes(lookup->upper + 128, at, bits - 1);
+	const __m256i signs[2] = { _mm256_unpacklo_epi8(is_lower, is_lower),
+		_mm256_unpackhi_epi8(is_lower, is_lower) };
+
+	out[0] = _mm256_sub_epi16(_mm256_xor_si256(_mm256_unpacklo_epi8(low, high), signs[0]), signs[0]);
+	out[1] = _mm256_sub_epi16(_mm256_xor_si256(_mm256_unpackhi_epi8(low, high), signs[1]), signs[1]);
+}
+
 INLINE __m256i mask_codes(__m256i codes, const uint32_t bits)
 {
 	return _mm256_and_si256(codes, _mm256_set1_epi16((short)((1 << bits) - 1)));
@@ -372,28 +456,28 @@ INLINE __m256i move_down(__m256i words, i16_words_16 factors)
 
 INLINE __m256i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
 {
-	i8_bytes_32 bytes = { BYTES_16(0), BYTES_16(16) };
+	const i8_bytes_32 bytes = { BYTES_16(0), BYTES_16(16) };
 	const i16_words_16 factors = { FACTORS_8(0, 1), FACTORS_8(8, 1) };
-	const __m256i packed = _mm256_broadcastsi128_si256(
-		_mm_loadu_si128((const __m128i *)(const void *)(codes + (size_t)v * 2 * bits)));
+	const __m128i half = _mm_loadu_si128((const __m128i *)(const void *)(codes + (size_t)v * 2 * bits));
 
 	if (bits == 8)
-		bytes[31] = (char)0x80; /* the byte behind the sixteenth */
-	return move_down(_mm256_shuffle_epi8(packed, (__m256i)bytes), factors);
+		return _mm256_cvtepu8_epi16(half);
+	return move_down(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(half), (__m256i)bytes), factors);
 }
 
 INLINE __m256i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, const uint32_t bits)
 {
 	enum { second = 8 };
-	i8_bytes_32 bytes = { PAIRS_16(0), PAIRS_16(16) };
+	const i8_bytes_32 bytes = { PAIRS_16(0), PAIRS_16(16) };
 	const i16_words_16 factors = { FACTORS_8(0, 2), FACTORS_8(8, 2) };
 	const __m128i low = _mm_loadl_epi64((const __m128i *)(const void *)(a + (size_t)v * bits));
 	const __m128i high = _mm_loadl_epi64((const __m128i *)(const void *)(b + (size_t)v * bits));
-	const __m256i packed = _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(low, high));
 
 	if (bits == 8)
-		bytes[31] = (char)0x80;
-	return move_down(_mm256_shuffle_epi8(packed, (__m256i)bytes), factors);
+		return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(low, high));
+	return move_down(_mm256_shuffle_epi8(
+				 _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(low, high)), (__m256i)bytes),
+		factors);
 }
 
 INLINE __m256i words_of_rows(const uint8_t *const rows[], uint32_t offset)
@@ -445,10 +529,18 @@ INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_
 	values[1] = _mm256_unpackhi_epi8(low, high);
 }
 
-/* Which code stands in slot `slot` of a part in shifted order; blocks of 32 codes. */
-INLINE uint32_t code_of_slot(bool is_v, uint32_t slot)
+INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
+{
+	(void)is_v;
+	return bits == 4 && n % 32 == 0;
+}
+
+/* Blocks of 32 codes. */
+INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t slot)
 {
 	const uint32_t vector = slot / 8 % 4, lane = slot % 8;
+
+	(void)bits;
 	/* Of a row, register 1 or 3 has the upper eight of sixteen bytes; of two, the upper half of every
 	 * eight pairs. */
 	const uint32_t byte = !is_v ? vector % 2 * 8 + lane : lane / 4 * 8 + vector % 2 * 4 + lane % 4;
@@ -536,11 +628,9 @@ INLINE f_vector bf16_to_f32(const void *from)
 
 INLINE f_vector e4m3_to_f32(const void *from)
 {
-	const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)from));
-	const __m128i size = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3F80));
-	const __m128i sign = _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16((short)0x8000));
+	const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)from)), 7);
 
-	return _mm256_cvtph_ps(_mm_or_si128(size, sign));
+	return _mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((short)0xBFFF)));
 }
 
 INLINE void store_rounded(f_vector values, int16_t *to)
