@@ -262,6 +262,15 @@ static void print_text(const struct report *report)
 		printf("encode %s, %s: %.0f ns a row of bf16 on one thread, %.1f times memcpy\n",
 			srv_json_text(value, "format"), srv_json_text(value, "rotation"),
 			srv_json_real(value, "row_s") * 1e9, srv_json_real(value, "memcpy_ratio"));
+	if (json_array_size(report->encodes) == 2) {
+		const double rht_s = srv_json_real(json_array_get(report->encodes, 0), "row_s"),
+			     qr_s = srv_json_real(json_array_get(report->encodes, 1), "row_s");
+
+		printf("qr takes %.1f times as long as rht: head_dim^2 products a row, %u here, in float64 "
+		       "in "
+		       "the order that all backends share; rht adds head_dim * log2(head_dim) numbers\n",
+			qr_s / rht_s, report->bench.head_dim * report->bench.head_dim);
+	}
 }
 
 static enum kv_status measure_all(struct report *report, const struct srv_ctl *ctl, struct kv_error *err)

@@ -1,0 +1,360 @@
+/* Registers of AVX2 with FMA and F16C: included by core/fast_vector.h, which says what this is, only. */
+#ifndef CORE_FAST_VECTOR_AVX2_H
+#define CORE_FAST_VECTOR_AVX2_H
+
+#define WORDS 16u
+#define LANES 8u
+typedef __m256i i_vector;
+typedef __m256 f_vector;
+typedef int32_t i32_lanes __attribute__((vector_size(32)));
+typedef float f32_lanes __attribute__((vector_size(32)));
+
+struct lookup {
+	__m256i low, high;    /* bytes of 16 entries, in both halves */
+	const int16_t *table; /* more than 4 bits */
+	const uint8_t *upper; /* as in struct kv_fast_part */
+};
+
+INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t bits)
+{
+	const int16_t *table = part->table;
+	struct lookup lookup = { .table = table, .upper = part->upper };
+
+	if (bits == 1) { /* the entry of 0, and what a 1 changes of it */
+		lookup.low = _mm256_set1_epi16(table[0]);
+		lookup.high = _mm256_set1_epi16((int16_t)(table[0] ^ table[1]));
+	} else if (bits <= 4) {
+		const __m256i entries = _mm256_loadu_si256((const __m256i *)(const void *)table);
+		const __m128i a = _mm256_castsi256_si128(entries), b = _mm256_extracti128_si256(entries, 1);
+		const __m128i ones = _mm_set1_epi16(255);
+
+		lookup.low = _mm256_broadcastsi128_si256(
+			_mm_packus_epi16(_mm_and_si128(a, ones), _mm_and_si128(b, ones)));
+		lookup.high = _mm256_broadcastsi128_si256(
+			_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
+	}
+	return lookup;
+}
+
+/* A byte whose highest bit is set gives 0, so each of both lookups fills one half of a word. */
+INLINE __m256i look_up(const struct lookup *lookup, __m256i codes, const uint32_t bits)
+{
+	if (bits == 1) /* from codes_of(): a word of ones or of zeros */
+		return _mm256_xor_si256(lookup->low, _mm256_and_si256(codes, lookup->high));
+	if (bits <= 4) {
+		const __m256i c = _mm256_and_si256(codes, _mm256_set1_epi16(15));
+		const __m256i low = _mm256_shuffle_epi8(
+			lookup->low, _mm256_or_si256(c, _mm256_set1_epi16((short)0x8000)));
+		const __m256i high = _mm256_shuffle_epi8(
+			lookup->high, _mm256_or_si256(_mm256_slli_epi16(c, 8), _mm256_set1_epi16(0x80)));
+
+		return _mm256_or_si256(low, high);
+	}
+
+	const __m256i c = _mm256_and_si256(codes, _mm256_set1_epi16((short)((1 << bits) - 1)));
+	const __m256i even = _mm256_i32gather_epi32(
+		(const int *)(const void *)lookup->table, _mm256_and_si256(c, _mm256_set1_epi32(0xFFFF)), 2);
+	const __m256i odd =
+		_mm256_i32gather_epi32((const int *)(const void *)lookup->table, _mm256_srli_epi32(c, 16), 2);
+
+	return _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xAA);
+}
+
+/* Sixteen bytes of `table` for the low four bits of every code, and so on up to the bits that are left. */
+INLINE __m256i look_up_bytes(const uint8_t *table, __m256i codes, const uint32_t bits)
+{
+	const uint32_t n = bits > 4 ? 1u << (bits - 4) : 1;
+	__m256i found[8];
+
+	UNROLL
+	for (uint32_t i = 0; i < n; i++)
+		found[i] = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(
+						       (const __m128i *)(const void *)(table + i * 16))),
+			_mm256_and_si256(codes, _mm256_set1_epi8(15)));
+	UNROLL
+	for (uint32_t level = 4; level < bits; level++) {
+		/* The bit of this level where a choice looks for it. */
+		const __m256i choice = _mm256_slli_epi16(codes, (int)(7 - level));
+
+		UNROLL
+		for (uint32_t i = 0; i < n >> (level - 3); i++)
+			found[i] = _mm256_blendv_epi8(found[2 * i], found[2 * i + 1], choice);
+	}
+	return found[0];
+}
+
+/*
+ * More than 4 bits, of two registers: where the upper half of a table mirrors the lower one, half of it is
+ * looked up byte by byte.
+ */
+INLINE void look_up_two(
+	const struct lookup *lookup, const __m256i codes[2], const uint32_t bits, __m256i out[2])
+{
+	if (bits <= 4 || !lookup->upper) {
+		out[0] = look_up(lookup, codes[0], bits);
+		out[1] = look_up(lookup, codes[1], bits);
+		return;
+	}
+
+	const __m256i ones = _mm256_set1_epi16((short)((1 << bits) - 1));
+	const __m256i c =
+		_mm256_packus_epi16(_mm256_and_si256(codes[0], ones), _mm256_and_si256(codes[1], ones));
+	const __m256i is_lower =
+		_mm256_cmpgt_epi8(_mm256_slli_epi16(c, (int)(8 - bits)), _mm256_set1_epi8(-1));
+	const __m256i at = _mm256_and_si256(
+		_mm256_xor_si256(c, is_lower), _mm256_set1_epi8((char)((1 << (bits - 1)) - 1)));
+	const __m256i low = look_up_bytes(lookup->upper, at, bits - 1),
+		      high = look_up_bytes(lookup->upper + 128, at, bits - 1);
+	const __m256i signs[2] = { _mm256_unpacklo_epi8(is_lower, is_lower),
+		_mm256_unpackhi_epi8(is_lower, is_lower) };
+
+	out[0] = _mm256_sub_epi16(_mm256_xor_si256(_mm256_unpacklo_epi8(low, high), signs[0]), signs[0]);
+	out[1] = _mm256_sub_epi16(_mm256_xor_si256(_mm256_unpackhi_epi8(low, high), signs[1]), signs[1]);
+}
+
+INLINE __m256i mask_codes(__m256i codes, const uint32_t bits)
+{
+	return _mm256_and_si256(codes, _mm256_set1_epi16((short)((1 << bits) - 1)));
+}
+
+/* There is no shift by another number of bits for every word: a multiplication moves codes up by 8 - shift.
+ */
+#define FACTOR_OF(i) (short)(1 << (8 - SHIFT_OF(i)))
+#define FACTORS_4(i, d) \
+	FACTOR_OF((i) / d), FACTOR_OF((i + 1) / d), FACTOR_OF((i + 2) / d), FACTOR_OF((i + 3) / d)
+#define FACTORS_8(i, d) FACTORS_4(i, d), FACTORS_4(i + 4, d)
+
+INLINE __m256i move_down(__m256i words, i16_words_16 factors)
+{
+	return _mm256_srli_epi16(_mm256_mullo_epi16(words, (__m256i)factors), 8);
+}
+
+/* Words of ones where a bit is set: of every word of `words` one. */
+INLINE __m256i words_of_bits(__m256i words, i16_words_16 bits)
+{
+	return _mm256_cmpeq_epi16(_mm256_and_si256(words, (__m256i)bits), (__m256i)bits);
+}
+
+INLINE __m256i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
+{
+	const i16_words_16 single = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
+		INT16_MIN };
+	const i8_bytes_32 bytes = { BYTES_16(0), BYTES_16(16) };
+	const i16_words_16 factors = { FACTORS_8(0, 1), FACTORS_8(8, 1) };
+	const __m128i half = _mm_loadu_si128((const __m128i *)(const void *)(codes + (size_t)v * 2 * bits));
+
+	if (bits == 1)
+		return words_of_bits(_mm256_broadcastw_epi16(half), single);
+	if (bits == 8)
+		return _mm256_cvtepu8_epi16(half);
+	return move_down(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(half), (__m256i)bytes), factors);
+}
+
+INLINE __m256i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, const uint32_t bits)
+{
+	enum { second = 8 };
+	const i16_words_16 single = { 1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 32, 64, 64, 128, 128 };
+	const i8_bytes_32 bytes = { PAIRS_16(0), PAIRS_16(16) };
+	const i16_words_16 factors = { FACTORS_8(0, 2), FACTORS_8(8, 2) };
+	const __m128i low = _mm_loadl_epi64((const __m128i *)(const void *)(a + (size_t)v * bits));
+	const __m128i high = _mm_loadl_epi64((const __m128i *)(const void *)(b + (size_t)v * bits));
+
+	if (bits == 1)
+		return words_of_bits(_mm256_set1_epi32(a[v] | b[v] << 16), single);
+	if (bits == 8)
+		return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(low, high));
+	return move_down(_mm256_shuffle_epi8(
+				 _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(low, high)), (__m256i)bytes),
+		factors);
+}
+
+INLINE __m256i words_of_rows(const uint8_t *const rows[], uint32_t offset)
+{
+	return _mm256_inserti128_si256(
+		_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(rows[0] + offset))),
+		_mm_loadu_si128((const __m128i *)(const void *)(rows[1] + offset)), 1);
+}
+
+INLINE __m256i repeat_words(const int16_t *from)
+{
+	return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from));
+}
+
+INLINE f_vector add_lanes_of_rows(const __m256i sums[4])
+{
+	const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0);
+	const __m256i a = _mm256_add_epi32(
+		_mm256_unpacklo_epi32(sums[0], sums[1]), _mm256_unpackhi_epi32(sums[0], sums[1]));
+	const __m256i b = _mm256_add_epi32(
+		_mm256_unpacklo_epi32(sums[2], sums[3]), _mm256_unpackhi_epi32(sums[2], sums[3]));
+	const __m256i all = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+
+	return _mm256_cvtepi32_ps(_mm256_permutevar8x32_epi32(all, order));
+}
+
+/* Bytes of two rows in turn, 16 of each. */
+INLINE __m256i shifted_words_of_two(const uint8_t *a, const uint8_t *b, uint32_t block)
+{
+	const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(a + (size_t)block * 16));
+	const __m128i y = _mm_loadu_si128((const __m128i *)(const void *)(b + (size_t)block * 16));
+
+	return _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
+}
+
+/*
+ * Registers 2 * half and 2 * half + 1 of the four that such words hold: the lower halves of all bytes, then
+ * the upper ones. Lookups give bytes, low and high ones apart; putting them together spreads them over two
+ * registers.
+ */
+INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_t half, __m256i values[2])
+{
+	const __m256i codes =
+		_mm256_and_si256(half == 0 ? words : _mm256_srli_epi16(words, 4), _mm256_set1_epi8(15));
+	const __m256i low = _mm256_shuffle_epi8(lookup->low, codes),
+		      high = _mm256_shuffle_epi8(lookup->high, codes);
+
+	values[0] = _mm256_unpacklo_epi8(low, high);
+	values[1] = _mm256_unpackhi_epi8(low, high);
+}
+
+INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
+{
+	(void)is_v;
+	return bits == 4 && n % 32 == 0;
+}
+
+/* Blocks of 32 codes. */
+INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t slot)
+{
+	const uint32_t vector = slot / 8 % 4, lane = slot % 8;
+
+	(void)bits;
+	/* Of a row, register 1 or 3 has the upper eight of sixteen bytes; of two, the upper half of every
+	 * eight pairs. */
+	const uint32_t byte = !is_v ? vector % 2 * 8 + lane : lane / 4 * 8 + vector % 2 * 4 + lane % 4;
+
+	return slot / 32 * 32 + byte * 2 + vector / 2;
+}
+
+INLINE __m256i multiply_add(__m256i sum, __m256i a, __m256i b)
+{
+	__m256i product;
+
+	/* Written out, because compilers reorder sums of products until they do not fit into registers. */
+	__asm__("vpmaddwd %2, %1, %0" : "=x"(product) : "x"(a), "x"(b));
+	__asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product));
+	return sum;
+}
+
+INLINE __m256i load_words(const int16_t *from)
+{
+	return _mm256_loadu_si256((const __m256i *)(const void *)from);
+}
+
+INLINE __m256i repeat_pair(int32_t pair)
+{
+	return _mm256_set1_epi32(pair);
+}
+
+INLINE f_vector to_f32(__m256i values)
+{
+	return _mm256_cvtepi32_ps(values);
+}
+
+INLINE __m256i add_lanes(const __m256i sums[LANES])
+{
+	__m256i quads[2];
+
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++) {
+		const __m256i *s = sums + (size_t)i * 4;
+		const __m256i a = _mm256_add_epi32(
+			_mm256_unpacklo_epi32(s[0], s[1]), _mm256_unpackhi_epi32(s[0], s[1]));
+		const __m256i b = _mm256_add_epi32(
+			_mm256_unpacklo_epi32(s[2], s[3]), _mm256_unpackhi_epi32(s[2], s[3]));
+
+		quads[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+	}
+	return _mm256_add_epi32(_mm256_permute2x128_si256(quads[0], quads[1], 0x20),
+		_mm256_permute2x128_si256(quads[0], quads[1], 0x31));
+}
+
+INLINE f_vector add_lanes_f32(const f_vector sums[LANES])
+{
+	f_vector quads[2];
+
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++) {
+		const f_vector *s = sums + (size_t)i * 4;
+		const __m256d a = _mm256_castps_pd(
+			_mm256_add_ps(_mm256_unpacklo_ps(s[0], s[1]), _mm256_unpackhi_ps(s[0], s[1])));
+		const __m256d b = _mm256_castps_pd(
+			_mm256_add_ps(_mm256_unpacklo_ps(s[2], s[3]), _mm256_unpackhi_ps(s[2], s[3])));
+
+		quads[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+			_mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+	}
+	return _mm256_add_ps(_mm256_permute2f128_ps(quads[0], quads[1], 0x20),
+		_mm256_permute2f128_ps(quads[0], quads[1], 0x31));
+}
+
+INLINE f_vector fma_f32(f_vector a, f_vector b, f_vector sum)
+{
+	return _mm256_fmadd_ps(a, b, sum);
+}
+
+INLINE f_vector f16_to_f32(const void *from)
+{
+	return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+}
+
+INLINE f_vector bf16_to_f32(const void *from)
+{
+	return _mm256_castsi256_ps(
+		_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16));
+}
+
+INLINE f_vector e4m3_to_f32(const void *from)
+{
+	const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)from)), 7);
+
+	return _mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((short)0xBFFF)));
+}
+
+INLINE void store_rounded(f_vector values, int16_t *to)
+{
+	const __m256i wide = _mm256_cvtps_epi32(values);
+
+	_mm_storeu_si128((__m128i *)(void *)to,
+		_mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+}
+
+INLINE i32_lanes rounded(f32_lanes values)
+{
+	return (i32_lanes)_mm256_cvtps_epi32((__m256)values);
+}
+
+INLINE f32_lanes greater(f32_lanes a, f32_lanes b)
+{
+	return (f32_lanes)_mm256_max_ps((__m256)a, (__m256)b);
+}
+
+INLINE float greatest_lane(f32_lanes values)
+{
+	__m128 max =
+		_mm_max_ps(_mm256_castps256_ps128((__m256)values), _mm256_extractf128_ps((__m256)values, 1));
+
+	max = _mm_max_ps(max, _mm_movehl_ps(max, max));
+	return _mm_cvtss_f32(_mm_max_ss(max, _mm_movehdup_ps(max)));
+}
+
+INLINE float sum_of_lanes(f32_lanes values)
+{
+	__m128 sum =
+		_mm_add_ps(_mm256_castps256_ps128((__m256)values), _mm256_extractf128_ps((__m256)values, 1));
+
+	sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+	return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+#endif

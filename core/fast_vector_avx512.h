@@ -1,0 +1,294 @@
+/* Registers of AVX-512 with BW, VBMI and VNNI: included by core/fast_vector.h, which says what this is, only.
+ */
+#ifndef CORE_FAST_VECTOR_AVX512_H
+#define CORE_FAST_VECTOR_AVX512_H
+
+#define WORDS 32u
+#define LANES 16u
+typedef __m512i i_vector;
+typedef __m512 f_vector;
+typedef int32_t i32_lanes __attribute__((vector_size(64)));
+typedef float f32_lanes __attribute__((vector_size(64)));
+
+struct lookup {
+	__m512i entries[8];
+};
+
+INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t bits)
+{
+	const int16_t *table = part->table;
+	const uint32_t n = bits > 5 ? 1u << (bits - 5) : 1;
+	struct lookup lookup;
+
+	for (uint32_t i = 0; i < n; i++)
+		lookup.entries[i] = _mm512_loadu_si512(table + (size_t)i * WORDS);
+	return lookup;
+}
+
+INLINE __m512i look_up_128(const __m512i *entries, __m512i codes)
+{
+	const __m512i low = _mm512_permutex2var_epi16(entries[0], codes, entries[1]);
+	const __m512i high = _mm512_permutex2var_epi16(entries[2], codes, entries[3]);
+
+	return _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, _mm512_set1_epi16(64)), low, high);
+}
+
+/* Of every word the low `bits` bits count. Entries are repeated, so five bits may be used where there are
+ * fewer. */
+INLINE __m512i look_up(const struct lookup *lookup, __m512i codes, const uint32_t bits)
+{
+	if (bits <= 5)
+		return _mm512_permutexvar_epi16(codes, lookup->entries[0]);
+	if (bits == 6)
+		return _mm512_permutex2var_epi16(lookup->entries[0], codes, lookup->entries[1]);
+	if (bits == 7)
+		return look_up_128(lookup->entries, codes);
+	return _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, _mm512_set1_epi16(128)),
+		look_up_128(lookup->entries, codes), look_up_128(lookup->entries + 4, codes));
+}
+
+INLINE void look_up_two(
+	const struct lookup *lookup, const __m512i codes[2], const uint32_t bits, __m512i out[2])
+{
+	out[0] = look_up(lookup, codes[0], bits);
+	out[1] = look_up(lookup, codes[1], bits);
+}
+
+INLINE __m512i mask_codes(__m512i codes, const uint32_t bits)
+{
+	return _mm512_and_si512(codes, _mm512_set1_epi16((short)((1 << bits) - 1)));
+}
+
+/* Codes of channels [WORDS * v, + WORDS) of a row. */
+INLINE __m512i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
+{
+	const i8_bytes_64 bytes = { BYTES_16(0), BYTES_16(16), BYTES_16(32), BYTES_16(48) };
+	const i16_words_32 shifts = { SHIFTS_8(0, 1), SHIFTS_8(8, 1), SHIFTS_8(16, 1), SHIFTS_8(24, 1) };
+	const __m256i half =
+		_mm256_loadu_si256((const __m256i *)(const void *)(codes + (size_t)v * 4 * bits));
+	const __m512i packed = _mm512_zextsi256_si512(half);
+
+	if (bits == 8)
+		return _mm512_cvtepu8_epi16(half);
+	return _mm512_srlv_epi16(_mm512_permutexvar_epi8((__m512i)bytes, packed), (__m512i)shifts);
+}
+
+/* Codes of channels [LANES * v, + LANES) of two rows in turn. */
+INLINE __m512i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, const uint32_t bits)
+{
+	enum { second = 16 };
+	const i8_bytes_64 bytes = { PAIRS_16(0), PAIRS_16(16), PAIRS_16(32), PAIRS_16(48) };
+	const i16_words_32 shifts = { SHIFTS_8(0, 2), SHIFTS_8(8, 2), SHIFTS_8(16, 2), SHIFTS_8(24, 2) };
+	const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)(a + (size_t)v * 2 * bits));
+	const __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(b + (size_t)v * 2 * bits));
+	const __m512i packed = _mm512_inserti32x4(_mm512_zextsi128_si512(low), high, 1);
+
+	if (bits == 8)
+		return _mm512_maskz_permutexvar_epi8(0x5555555555555555, (__m512i)bytes, packed);
+	return _mm512_srlv_epi16(_mm512_permutexvar_epi8((__m512i)bytes, packed), (__m512i)shifts);
+}
+
+INLINE __m512i insert_128(__m512i to, __mmask16 lanes, const uint8_t *from)
+{
+	/* A masked load: any port can blend, only two can shuffle. */
+	return _mm512_mask_broadcast_i32x4(to, lanes, _mm_loadu_si128((const __m128i *)(const void *)from));
+}
+
+/* 16 bytes of each of LANES rows: dword i of every row in quads[i], row r in lane r. */
+INLINE void quads_of_rows(const uint8_t *const rows[], uint32_t offset, __m512i quads[4])
+{
+	__m512i words[4], half[4];
+
+	UNROLL
+	for (uint32_t r = 0; r < 4; r++) {
+		words[r] = _mm512_castsi128_si512(
+			_mm_loadu_si128((const __m128i *)(const void *)(rows[r] + offset)));
+		words[r] = insert_128(words[r], 0x00F0, rows[r + 4] + offset);
+		words[r] = insert_128(words[r], 0x0F00, rows[r + 8] + offset);
+		words[r] = insert_128(words[r], 0xF000, rows[r + 12] + offset);
+	}
+	half[0] = _mm512_unpacklo_epi32(words[0], words[1]);
+	half[1] = _mm512_unpackhi_epi32(words[0], words[1]);
+	half[2] = _mm512_unpacklo_epi32(words[2], words[3]);
+	half[3] = _mm512_unpackhi_epi32(words[2], words[3]);
+	quads[0] = _mm512_unpacklo_epi64(half[0], half[2]);
+	quads[1] = _mm512_unpackhi_epi64(half[0], half[2]);
+	quads[2] = _mm512_unpacklo_epi64(half[1], half[3]);
+	quads[3] = _mm512_unpackhi_epi64(half[1], half[3]);
+}
+
+/* Words of two rows in turn: expand_two() takes the four registers of block `block` out of them. */
+INLINE __m512i shifted_words_of_two(const uint8_t *a, const uint8_t *b, uint32_t block)
+{
+	const i16_words_32 turns = { 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10,
+		42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47 };
+	const __m256i low = _mm256_loadu_si256((const __m256i *)(const void *)(a + (size_t)block * 32));
+	const __m256i high = _mm256_loadu_si256((const __m256i *)(const void *)(b + (size_t)block * 32));
+
+	return _mm512_permutex2var_epi16(
+		_mm512_castsi256_si512(low), (__m512i)turns, _mm512_castsi256_si512(high));
+}
+
+/* Registers 2 * half and 2 * half + 1 of the four that such words hold. */
+INLINE void expand_two(const struct lookup *lookup, __m512i words, const uint32_t half, __m512i values[2])
+{
+	values[0] = look_up(lookup, half == 0 ? words : _mm512_srli_epi16(words, 8), 4);
+	values[1] =
+		look_up(lookup, half == 0 ? _mm512_srli_epi16(words, 4) : _mm512_srli_epi16(words, 12), 4);
+}
+
+INLINE __m512i shift_down(__m512i words, const uint32_t n)
+{
+	return (__m512i)((u16_words_32)words >> n);
+}
+
+/* Scores take 16 bytes of a row at once, sums four registers. */
+INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
+{
+	if (is_v)
+		return bits == 4 && n % (4 * LANES) == 0;
+	return (bits == 1 || bits == 2 || bits == 4 || bits == 8) && n % (128 / bits) == 0;
+}
+
+/*
+ * Of V: words of 4 codes, those of each shift together. Of K: the two codes that one shift takes out of 32
+ * bits side by side.
+ */
+INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t slot)
+{
+	const uint32_t per_word = 16 / bits;
+
+	if (!is_v)
+		return slot / (2 * per_word) * (2 * per_word) + slot % (2 * per_word) / 2 +
+			slot % 2 * per_word;
+	return slot / (4 * LANES) * 4 * LANES + slot % LANES * 4 + slot / LANES % 4;
+}
+
+INLINE __m512i multiply_add(__m512i sum, __m512i a, __m512i b)
+{
+	__asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+	return sum;
+}
+
+INLINE __m512i load_words(const int16_t *from)
+{
+	return _mm512_loadu_si512(from);
+}
+
+INLINE __m512i load_pair(const int16_t *from)
+{
+	int32_t pair;
+
+	memcpy(&pair, from, sizeof(pair));
+	return _mm512_set1_epi32(pair);
+}
+
+INLINE __m512i repeat_pair(int32_t pair)
+{
+	return _mm512_set1_epi32(pair);
+}
+
+INLINE f_vector to_f32(__m512i values)
+{
+	return _mm512_cvtepi32_ps(values);
+}
+
+/* Lane i of the result is the sum of all lanes of sums[i]. */
+INLINE __m512i add_lanes(const __m512i sums[LANES])
+{
+	__m512i quads[4], halves[2];
+
+	UNROLL
+	for (uint32_t i = 0; i < 4; i++) {
+		const __m512i *s = sums + (size_t)i * 4;
+		const __m512i a = _mm512_add_epi32(
+			_mm512_unpacklo_epi32(s[0], s[1]), _mm512_unpackhi_epi32(s[0], s[1]));
+		const __m512i b = _mm512_add_epi32(
+			_mm512_unpacklo_epi32(s[2], s[3]), _mm512_unpackhi_epi32(s[2], s[3]));
+
+		quads[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+	}
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++)
+		halves[i] = _mm512_add_epi32(_mm512_shuffle_i32x4(quads[2 * i], quads[2 * i + 1], 0x88),
+			_mm512_shuffle_i32x4(quads[2 * i], quads[2 * i + 1], 0xDD));
+	return _mm512_add_epi32(_mm512_shuffle_i32x4(halves[0], halves[1], 0x88),
+		_mm512_shuffle_i32x4(halves[0], halves[1], 0xDD));
+}
+
+INLINE f_vector add_lanes_f32(const f_vector sums[LANES])
+{
+	f_vector quads[4], halves[2];
+
+	UNROLL
+	for (uint32_t i = 0; i < 4; i++) {
+		const f_vector *s = sums + (size_t)i * 4;
+		const __m512d a = _mm512_castps_pd(
+			_mm512_add_ps(_mm512_unpacklo_ps(s[0], s[1]), _mm512_unpackhi_ps(s[0], s[1])));
+		const __m512d b = _mm512_castps_pd(
+			_mm512_add_ps(_mm512_unpacklo_ps(s[2], s[3]), _mm512_unpackhi_ps(s[2], s[3])));
+
+		quads[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+			_mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+	}
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++)
+		halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0x88),
+			_mm512_shuffle_f32x4(quads[2 * i], quads[2 * i + 1], 0xDD));
+	return _mm512_add_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
+		_mm512_shuffle_f32x4(halves[0], halves[1], 0xDD));
+}
+
+INLINE f_vector fma_f32(f_vector a, f_vector b, f_vector sum)
+{
+	return _mm512_fmadd_ps(a, b, sum);
+}
+
+INLINE f_vector f16_to_f32(const void *from)
+{
+	return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+}
+
+INLINE f_vector bf16_to_f32(const void *from)
+{
+	return _mm512_castsi512_ps(
+		_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+}
+
+/* Times 2^-8. */
+INLINE f_vector e4m3_to_f32(const void *from)
+{
+	/* The sign comes twice, into the highest bit and the one below. */
+	const __m256i wide =
+		_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from)), 7);
+
+	return _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16((short)0xBFFF)));
+}
+
+/* LANES weights to 16-bit integers in one register half: values are in [0, KV_FAST_WEIGHT_MAX]. */
+INLINE void store_rounded(f_vector values, int16_t *to)
+{
+	_mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(values)));
+}
+
+INLINE i32_lanes rounded(f32_lanes values)
+{
+	return (i32_lanes)_mm512_cvtps_epi32((__m512)values);
+}
+
+INLINE f32_lanes greater(f32_lanes a, f32_lanes b)
+{
+	return (f32_lanes)_mm512_max_ps((__m512)a, (__m512)b);
+}
+
+INLINE float greatest_lane(f32_lanes values)
+{
+	return _mm512_reduce_max_ps((__m512)values);
+}
+
+INLINE float sum_of_lanes(f32_lanes values)
+{
+	return _mm512_reduce_add_ps((__m512)values);
+}
+
+#endif
