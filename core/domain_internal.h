@@ -186,11 +186,17 @@ void kv_sequence_cut_exact(struct kv_sequence *sequence, uint32_t layer, uint32_
 /* Bytes of n blocks of every group but the exact window's. */
 uint64_t kv_reservation_bytes(const struct kv_pool_spec *spec, const uint32_t n_blocks[]);
 /*
- * OK, or QUOTA. What the tenant itself has published and nobody uses, and what it may lose by eviction, goes
- * first, as far as this turn's bound allows. n_bytes come on top of what is charged.
+ * What the tenant itself has published and nobody uses, and what it may lose by eviction, goes until n_bytes
+ * more may be charged, as far as this turn's bound allows. False: they may not.
  */
-KV_MUST_CHECK enum kv_status kv_payer_make_room(
-	struct kv_pool *pool, uint32_t payer, uint64_t n_bytes, struct kv_error *err);
+bool kv_payer_evict(struct kv_pool *pool, uint32_t payer, uint64_t n_bytes);
+/* The same; OK, or QUOTA. */
+KV_MUST_CHECK static inline enum kv_status kv_payer_make_room(
+	struct kv_pool *pool, uint32_t payer, uint64_t n_bytes, struct kv_error *err)
+{
+	(void)kv_payer_evict(pool, payer, n_bytes);
+	return kv_tenant_check(&pool->domain->tenants, payer, KV_QUOTA_BYTES, n_bytes, err);
+}
 /* A session opens or is to be restored: SESSIONS and the reservation. QUOTA, LIMIT (tenants). */
 KV_MUST_CHECK enum kv_status kv_payer_check_open(
 	struct kv_pool *pool, uint64_t tenant, uint32_t reserve_blocks, struct kv_error *err);

@@ -203,8 +203,8 @@ void kv_domain_pool_remove(struct kv_pool *pool)
 	if (domain->tally)
 		kv_tally_pool_gone(domain->tally, pool);
 	forget_sessions(pool);
-	for (uint32_t g = 0; g < spec->n_tables; g++)
-		kv_block_pool_refund(&pool->blocks[g]);
+	for (uint32_t g = 0; g < KV_TABLES_MAX; g++)
+		kv_block_pool_refund(&pool->blocks[g]); /* those that are not there have no blocks */
 	while (domain->pools[idx] != pool)
 		idx++;
 	domain->n_pools--;

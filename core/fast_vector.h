@@ -18,8 +18,14 @@
 #define ROWS_AT_ONCE (LANES / 4) /* that share a register, 128 bits each */
 /* Hides where a pointer comes from: a compiler that keeps 32 loaded pointers in vector registers is slow. */
 #define FORGET(p) __asm__("" : "+r"(p))
+/* Sanitized builds optimise too little to unroll, and say so. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define UNROLL
+#define UNROLL_64
+#else
 #define UNROLL    _Pragma("GCC unroll 16") /* more than any loop that it stands before has turns */
 #define UNROLL_64 _Pragma("GCC unroll 64")
+#endif
 
 /* Byte k of the words that codes are moved to: word i takes the two bytes that code i begins in. */
 #define BYTE_OF(k)  (char)(bits * ((k) / 2) / 8 + (k) % 2)

@@ -98,21 +98,36 @@ static uint32_t count_need(const struct kv_session *session, const struct kv_seq
 	return short_group;
 }
 
+/* Bytes beyond the reservation, which is paid for. */
+static uint64_t count_bytes(const struct kv_session *session, const struct kv_sequence *sequence,
+	uint32_t groups, struct need *need)
+{
+	const struct kv_pool_spec *spec = session->pool->spec;
+	uint32_t n_new[KV_GROUPS_MAX];
+
+	(void)count_need(session, sequence, groups, need);
+	for (uint32_t g = 0; g < spec->n_groups; g++)
+		n_new[g] = need->n_blocks[g] + need->n_shared[g] - need->n_reserved[g];
+	return kv_reservation_bytes(spec, n_new);
+}
+
 /*
- * What it takes beyond the reservation, which is paid for. Asked before room is made in the pool, so that
- * nobody loses anything to a tenant that may not have it; what is evicted then makes the need smaller at
- * most.
+ * Asked before room is made in the pool, so that nobody loses anything to a tenant that may not have it. What
+ * is evicted may have shared blocks with the sequence, which makes its need smaller.
  */
 static enum kv_status check_quota(
 	struct kv_session *session, const struct kv_sequence *sequence, uint32_t groups, struct need *need)
 {
-	struct kv_pool *pool = session->pool;
-	uint32_t n_new[KV_GROUPS_MAX];
+	uint64_t n_bytes = count_bytes(session, sequence, groups, need), n_bytes_before;
 
-	(void)count_need(session, sequence, groups, need);
-	for (uint32_t g = 0; g < pool->spec->n_groups; g++)
-		n_new[g] = need->n_blocks[g] + need->n_shared[g] - need->n_reserved[g];
-	return kv_payer_make_room(pool, session->payer, kv_reservation_bytes(pool->spec, n_new), NULL);
+	do {
+		n_bytes_before = n_bytes;
+		if (kv_payer_evict(session->pool, session->payer, n_bytes))
+			break;
+		n_bytes = count_bytes(session, sequence, groups, need);
+	} while (n_bytes < n_bytes_before);
+	return kv_tenant_check(
+		&session->pool->domain->tenants, session->payer, KV_QUOTA_BYTES, n_bytes, NULL);
 }
 
 /* Everything that writing tokens [position, length) takes. May evict others. */

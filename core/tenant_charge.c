@@ -56,19 +56,19 @@ static bool evict_own_sequence(struct kv_pool *pool, uint32_t payer, uint32_t *n
 	return false;
 }
 
-enum kv_status kv_payer_make_room(
-	struct kv_pool *pool, uint32_t payer, uint64_t n_bytes, struct kv_error *err)
+bool kv_payer_evict(struct kv_pool *pool, uint32_t payer, uint64_t n_bytes)
 {
-	struct kv_tenants *tenants = tenants_of(pool);
+	const struct kv_tenants *tenants = tenants_of(pool);
 	uint32_t n_looks =
 		n_bytes <= kv_tenant_policy_of(tenants, payer)->most[KV_QUOTA_BYTES] ? LOOKS_MAX : 0;
 
-	while (!kv_tenant_has_room(tenants, payer, KV_QUOTA_BYTES, n_bytes) && n_looks > 0 &&
-		pool->domain->n_cut < KV_EVICT_BLOCKS_MAX) {
+	while (!kv_tenant_has_room(tenants, payer, KV_QUOTA_BYTES, n_bytes)) {
+		if (n_looks == 0 || pool->domain->n_cut >= KV_EVICT_BLOCKS_MAX)
+			return false;
 		if (!evict_own_prefix(pool, payer, &n_looks) && !evict_own_sequence(pool, payer, &n_looks))
-			break;
+			return false;
 	}
-	return kv_tenant_check(tenants, payer, KV_QUOTA_BYTES, n_bytes, err);
+	return true;
 }
 
 /* ---- sessions ---- */

@@ -11,15 +11,14 @@ static uint32_t room_group; /* that room is made in */
 static uint32_t own_payer;  /* whose own is evicted; KV_TENANT_NOBODY: anybody's */
 
 /* A tenant's own goes before it is refused. */
-WRAPPED(enum kv_status, kv_payer_make_room, struct kv_pool *pool, uint32_t payer, uint64_t n_bytes,
-	struct kv_error *err)
+WRAPPED(bool, kv_payer_evict, struct kv_pool *pool, uint32_t payer, uint64_t n_bytes)
 {
 	if (!sim_is_watched(pool->domain))
-		return __real_kv_payer_make_room(pool, payer, n_bytes, err);
+		return __real_kv_payer_evict(pool, payer, n_bytes);
 	const uint64_t n_evicted = pool->n_evicted_sequences + kv_prefix_counts(pool).n_evicted;
 
 	own_payer = payer;
-	const enum kv_status status = __real_kv_payer_make_room(pool, payer, n_bytes, err);
+	const bool is_made = __real_kv_payer_evict(pool, payer, n_bytes);
 
 	own_payer = KV_TENANT_NOBODY;
 	if (sim_planning.expected &&
@@ -27,7 +26,7 @@ WRAPPED(enum kv_status, kv_payer_make_room, struct kv_pool *pool, uint32_t payer
 		*sim_planning.expected =
 			sim_model_plan(&sim_world_now->model, sim_planning.known, sim_planning.session,
 				sim_planning.item, sim_planning.layer_first, sim_planning.n_layers);
-	return status;
+	return is_made;
 }
 
 /* Room is made by evicting: what must come out is asked again, unless there is none. */
