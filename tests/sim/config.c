@@ -247,6 +247,8 @@ struct sim_config sim_config_random(uint64_t seed)
 	draw_pools(&config, &rng);
 	draw_bounds(&config, &rng);
 	draw_behaviour(&config, &rng);
+	config.alloc_timeout_ms =
+		sim_chance(&rng, 500) ? 0 : sim_between(&rng, 1, sim_chance(&rng, 500) ? 10 : 80);
 	config.audit_interval_ms = sim_chance(&rng, 200) ? 0 : sim_between(&rng, 1, 20);
 	config.audit_step_max = sim_chance(&rng, 200) ? 0 : sim_between(&rng, 1, 60);
 	if (sim_chance(&rng, 200))

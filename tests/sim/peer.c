@@ -38,7 +38,7 @@ bool sim_peer_connect(struct sim_peer *peer)
 	if (!peer->conn)
 		return false;
 	peer->conn_serial++;
-	peer->conn_id = 0;
+	peer->conn_id = peer->open_since_ns = 0;
 	peer->planned_last = 0;
 	peer->is_hello_sent = peer->is_hello_done = peer->is_half_closed = peer->is_deaf = false;
 	peer->has_goaway = peer->wants_goaway = false;

@@ -16,7 +16,8 @@ struct sim_peer {
 	struct kv_io_peer address;
 	struct kv_io_conn *conn; /* NULL: not connected */
 	uint64_t conn_serial, conn_id, connected_ns;
-	struct sim_bytes in; /* received and not taken apart yet */
+	uint64_t open_since_ns; /* an OPEN waits for blocks since then; 0: none does */
+	struct sim_bytes in;    /* received and not taken apart yet */
 	struct sim_request *pending[SIM_PENDING_MAX];
 	uint32_t n_pending;
 	uint64_t planned_last; /* order of the last request that was planned */

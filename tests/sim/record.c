@@ -215,6 +215,28 @@ WRAPPED(void, kv_item_finish, struct kv_item *item, uint32_t layer_first, uint32
 
 /* ---- sessions ---- */
 
+/* Without room for its reservation OPEN is not over before alloc_timeout_ms are. */
+static bool goes_on_waiting(uint64_t owner_id, enum kv_status status, uint64_t now_ns)
+{
+	struct sim_world *world = sim_world_now;
+	const uint64_t timeout_ns = world->config.alloc_timeout_ms * KV_NS_PER_MS;
+
+	for (uint32_t i = 0; i < world->config.n_peers; i++) {
+		struct sim_peer *peer = &world->peers[i];
+
+		if (sim_peer_conn_id(peer) != owner_id)
+			continue;
+		if (status == KV_POOL_FULL && peer->open_since_ns == 0)
+			peer->open_since_ns = now_ns;
+		if (status == KV_POOL_FULL && now_ns < peer->open_since_ns + timeout_ns) {
+			world->n_open_waits++;
+			return true;
+		}
+		peer->open_since_ns = 0;
+	}
+	return false;
+}
+
 WRAPPED(enum kv_status, kv_session_open, struct kv_domain *domain, const struct kv_open_params *params,
 	uint64_t now_ns, struct kv_session **out, struct kv_error *err)
 {
@@ -234,7 +256,8 @@ WRAPPED(enum kv_status, kv_session_open, struct kv_domain *domain, const struct 
 
 	SIM_CHECK(status == expected.status, "OPEN says %s, expected %s", kv_status_name(status),
 		kv_status_name(expected.status));
-	sim_model_opened(model, params, status, *out, now_ns);
+	if (!goes_on_waiting(params->owner_id, status, now_ns))
+		sim_model_opened(model, params, status, *out, now_ns);
 	return status;
 }
 

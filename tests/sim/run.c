@@ -199,6 +199,7 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 	seen->n_restored += world->n_restored;
 	seen->n_refused += world->n_refused;
 	seen->n_audits += counters->audits;
+	seen->n_open_waits += world->n_open_waits;
 	seen->n_expired += counters->sessions_expired;
 	seen->n_closed_slow += counters->connections_closed_slow;
 	seen->n_slot_waits += counters->slot_waits;

@@ -146,7 +146,8 @@ static void print_seen(const struct sim_seen *seen)
 	printf("\n%" PRIu64 " devices lost, %" PRIu64 " drained, %" PRIu64 " sessions expired, %" PRIu64
 	       " connections closed for slowness, %" PRIu64 " waits for slots\n",
 		seen->n_lost, seen->n_drained, seen->n_expired, seen->n_closed_slow, seen->n_slot_waits);
-	printf("%" PRIu64 " audits in pieces\n", seen->n_audits);
+	printf("%" PRIu64 " audits in pieces, %" PRIu64 " looks of OPEN for room\n", seen->n_audits,
+		seen->n_open_waits);
 	printf("%" PRIu64 " blocks published, %" PRIu64 " prefixes matched, %" PRIu64
 	       " blocks evicted, %" PRIu64 " expired; %" PRIu64 " sequences evicted\n",
 		seen->n_published, seen->n_hits, seen->n_nodes_evicted, seen->n_nodes_expired,

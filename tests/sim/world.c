@@ -109,6 +109,7 @@ static void set_numbers(struct srv_options *options, const struct sim_config *co
 	options->drain_timeout_ms = config->drain_timeout_ms;
 	options->self_test_interval_ms = 100;
 	options->audit_interval_ms = config->audit_interval_ms;
+	options->alloc_timeout_ms = config->alloc_timeout_ms;
 	options->busy_poll_us = 0;
 }
 

@@ -52,6 +52,7 @@ struct sim_config {
 	uint32_t spill_idle_ms, spill_per_mille;
 	uint32_t snapshot_per_mille; /* of actions: snapshots, restores, files that are damaged */
 	bool audits_every_turn, saves_on_drain;
+	uint32_t alloc_timeout_ms;  /* for so long OPEN waits for its reservation */
 	uint32_t audit_interval_ms; /* of the audits that the server runs by itself */
 	uint32_t audit_step_max;    /* cuts their steps further, so that small pools take many; 0: does not */
 };
@@ -86,6 +87,7 @@ struct sim_world {
 	uint64_t n_changes, n_changes_checked; /* calls that are watched: all, and until the last check */
 	uint32_t n_spins;                      /* turns in a row that did not wait and found nothing to do */
 	bool in_control;                       /* the server answers a control request */
+	uint64_t n_open_waits;                 /* times that an OPEN found no room and goes on waiting */
 	uint64_t drain_ns, n_snapshots_seen;
 	uint32_t n_saved, n_restored, n_refused; /* in random runs */
 	struct sim_turn_counts counts;
