@@ -76,9 +76,14 @@ enum kv_status srv_route_tenant_set(
 		status = srv_http_body(request, "a tenant's quotas and weight", &json, err);
 	if (status != KV_OK)
 		return status;
-	status = json_object_get(json, "tenant")
-		? kv_fail(err, KV_BAD_CONFIG, "tenant: the path names the tenant")
-		: srv_tenant_read_policy(json, &control->policy, err);
+	/* An empty policy is more likely a slip than meant: DELETE is there for that. */
+	if (json_object_size(json) == 0)
+		status = kv_fail(err, KV_BAD_CONFIG,
+			"expected at least one of bytes, tokens, sessions, requests and weight");
+	else if (json_object_get(json, "tenant"))
+		status = kv_fail(err, KV_BAD_CONFIG, "tenant: the path names the tenant");
+	else
+		status = srv_tenant_read_policy(json, &control->policy, err);
 	json_decref(json);
 	return status;
 }

@@ -50,7 +50,7 @@ class Daemon:
         self.wait_ready()
 
     def log(self):
-        return self.log_path.read_bytes()[self.log_start:].decode()
+        return self.log_path.read_bytes()[self.log_start:].decode(errors="replace")
 
     def _wait_for(self, pattern):
         end = time.monotonic() + PATIENCE_S

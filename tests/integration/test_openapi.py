@@ -144,6 +144,7 @@ class Described(unittest.TestCase):
             ("get", "/v1/tenants/x", "/v1/tenants/{tenant}", None, 400), ("get", "/v1/tenants/8", "/v1/tenants/{tenant}", None, 404),
             ("put", "/v1/tenants/8", "/v1/tenants/{tenant}", {"tokens": -1}, 400),
             ("put", "/v1/tenants/8", "/v1/tenants/{tenant}", {"tenant": "8"}, 400),
+            ("put", "/v1/tenants/8", "/v1/tenants/{tenant}", {}, 400),
             ("delete", "/v1/tenants/8", "/v1/tenants/{tenant}", None, 404),
             ("delete", "/v1/prefixes/0000000000000000", "/v1/prefixes/{id}", None, 404),
             ("get", "/v1/prefixes?sort=queries", "/v1/prefixes", None, 400),
