@@ -7,7 +7,7 @@
 #include "tests/sim/request.h"
 #include "tests/sim/world.h"
 
-#define SIM_PENDING_MAX 64u
+#define SIM_PENDING_MAX 512u
 #define SIM_OWNED_MAX   16u
 
 struct sim_peer {
