@@ -186,6 +186,7 @@ static void answer_whole(struct srv_server *server, struct srv_control *control)
 		srv_control_info(server, &control->info);
 		answer_pools(server, control);
 		control->counters = server->counters;
+		srv_control_tenant_gauges(server, control);
 		break;
 	case SRV_CONTROL_DRAIN:
 		srv_log(SRV_LOG_INFO, "draining: asked for over HTTP");

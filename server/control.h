@@ -128,6 +128,15 @@ struct srv_tenant_row {
 	uint64_t used[KV_QUOTAS], used_max[KV_QUOTAS], n_refused[KV_QUOTAS];
 };
 
+/* A tenant in /metrics: those with the first entries of the table, so that the set of labels is bounded and
+ * does not change; all others are one. */
+#define SRV_METRIC_TENANTS_MAX 64u
+struct srv_tenant_gauge {
+	uint64_t tenant;
+	uint32_t weight;
+	uint64_t most[KV_QUOTAS], used[KV_QUOTAS], n_refused[KV_QUOTAS];
+};
+
 /* Entry of a block table. */
 struct srv_block_row {
 	uint32_t block_idx, n_owners; /* 0 owners: no window reaches it any more, its block was given back */
@@ -213,6 +222,9 @@ struct srv_control {
 	struct srv_sort_key cursor_key_next; /* sorted: where has_cursor_key_next */
 	bool has_cursor_key_next, is_passed;
 	uint32_t duration_us;
+	/* METRICS; behind n_tenant_gauges of them all others as one, of which used and n_refused are told. */
+	struct srv_tenant_gauge tenant_gauges[SRV_METRIC_TENANTS_MAX + 1];
+	uint32_t n_tenant_gauges;         /* without all others */
 	struct srv_sequence_row sequence; /* SEQUENCE: the sequence itself */
 	struct srv_info info;
 	struct srv_counters counters;

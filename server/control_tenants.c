@@ -145,3 +145,26 @@ void srv_control_tenant_clear(struct srv_server *server, struct srv_control *con
 	else
 		control->status = kv_tenant_clear(tenants, control->tenant, &control->error);
 }
+
+void srv_control_tenant_gauges(struct srv_server *server, struct srv_control *control)
+{
+	const struct kv_tenants *tenants = kv_domain_tenants(server->domain);
+	const uint32_t n_known = tenants->n_touched - 1;
+	const uint32_t n = n_known < SRV_METRIC_TENANTS_MAX ? n_known : SRV_METRIC_TENANTS_MAX;
+
+	control->n_tenant_gauges = n;
+	memset(control->tenant_gauges, 0, sizeof(control->tenant_gauges));
+	for (uint32_t i = 1; i < tenants->n_touched; i++) {
+		const struct kv_tenant *tenant = &tenants->entries[i];
+		const struct kv_tenant_policy *policy = kv_tenant_policy_of(tenants, i);
+		struct srv_tenant_gauge *gauge = &control->tenant_gauges[i <= n ? i - 1 : n];
+
+		gauge->tenant = tenant->id;
+		gauge->weight = policy->weight;
+		for (uint32_t q = 0; q < KV_QUOTAS; q++) {
+			gauge->most[q] = policy->most[q];
+			gauge->used[q] += tenant->used[q];
+			gauge->n_refused[q] += tenant->n_refused[q];
+		}
+	}
+}

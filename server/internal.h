@@ -384,6 +384,7 @@ KV_MUST_CHECK bool srv_control_sessions(struct srv_server *server, struct srv_co
 KV_MUST_CHECK bool srv_control_tenants(struct srv_server *server, struct srv_control *control);
 KV_MUST_CHECK bool srv_control_tenant(struct srv_server *server, struct srv_control *control);
 KV_MUST_CHECK bool srv_control_tenant_set(struct srv_server *server, struct srv_control *control);
+void srv_control_tenant_gauges(struct srv_server *server, struct srv_control *control);
 void srv_control_tenant_clear(struct srv_server *server, struct srv_control *control);
 /* control_prefixes.c and control_lists.c */
 KV_MUST_CHECK bool srv_control_prefixes(struct srv_server *server, struct srv_control *control);

@@ -1,7 +1,8 @@
 /*
  * Prometheus text, format 0.0.4. Every series exists from the first scrape: families without labels always,
  * families with a fixed set of labels (reasons, sizes, io names) with all of them, families of pools from the
- * pool's first scrape on. Samples of a family stand together, as the format wants it.
+ * pool's first scrape on, families of tenants from the first thing charged to one. Samples of a family stand
+ * together, as the format wants it.
  *
  * Base units: seconds and bytes. Times are kept in integers and printed by integer arithmetic.
  */
@@ -389,6 +390,50 @@ static void add_pools(const struct scrape *scrape)
 	}
 }
 
+static void tenant_sample(const struct scrape *scrape, const char *name, const struct srv_tenant_gauge *gauge,
+	enum kv_quota quota, uint64_t value)
+{
+	const bool is_other = gauge == &scrape->control->tenant_gauges[scrape->control->n_tenant_gauges];
+
+	srv_text_printf(scrape->text, "tqkv_%s{tenant=\"", name);
+	if (is_other)
+		srv_text_printf(scrape->text, "other");
+	else if (gauge->tenant == UINT64_MAX)
+		srv_text_printf(scrape->text, "tcp");
+	else
+		srv_text_printf(scrape->text, "%llu", (unsigned long long)gauge->tenant);
+	srv_text_printf(scrape->text, "\"");
+	if (quota < KV_QUOTAS)
+		srv_text_printf(scrape->text, ",quota=\"%s\"", kv_quota_name(quota));
+	if (value == KV_QUOTA_NONE)
+		srv_text_printf(scrape->text, "} +Inf\n");
+	else
+		srv_text_printf(scrape->text, "} %llu\n", (unsigned long long)value);
+}
+
+#define for_each_quota(q) for (enum kv_quota q = KV_QUOTA_BYTES; q < KV_QUOTAS; q++)
+
+static void add_tenants(const struct scrape *scrape)
+{
+	const struct srv_tenant_gauge *gauges = scrape->control->tenant_gauges;
+	const uint32_t n = scrape->control->n_tenant_gauges;
+
+	family(scrape->text, "tenant_used", "gauge",
+		"what is charged to a tenant, by quota; all without a series of their own are other");
+	for (uint32_t i = 0; i <= n; i++)
+		for_each_quota(q) tenant_sample(scrape, "tenant_used", &gauges[i], q, gauges[i].used[q]);
+	family(scrape->text, "tenant_quota", "gauge", "what a tenant may have, +Inf without a limit");
+	for (uint32_t i = 0; i < n; i++)
+		for_each_quota(q) tenant_sample(scrape, "tenant_quota", &gauges[i], q, gauges[i].most[q]);
+	family(scrape->text, "tenant_refused_total", "counter", "refusals for a tenant's quota, by quota");
+	for (uint32_t i = 0; i <= n; i++)
+		for_each_quota(q)
+			tenant_sample(scrape, "tenant_refused_total", &gauges[i], q, gauges[i].n_refused[q]);
+	family(scrape->text, "tenant_weight", "gauge", "weight of a tenant's turns in a batch");
+	for (uint32_t i = 0; i < n; i++)
+		tenant_sample(scrape, "tenant_weight", &gauges[i], KV_QUOTAS, gauges[i].weight);
+}
+
 void srv_view_metrics(
 	const struct srv_control *control, const struct srv_options *options, struct srv_text *text)
 {
@@ -403,6 +448,7 @@ void srv_view_metrics(
 	add_gauges(&scrape);
 	add_limits(&scrape, options);
 	add_pools(&scrape);
+	add_tenants(&scrape);
 }
 
 void srv_view_http_metrics(struct srv_http_counters *counters, struct srv_text *text)

@@ -240,6 +240,19 @@ function drawSessions() {
     el("td", isNumber ? { class: "number" } : {}, show({ ...session.memory, ...session, [key]: cellValue(session, key) }))))));
 }
 
+// What each has, and behind it what it may have where that has a limit.
+function drawTenants(answer) {
+  const QUOTAS = [["bytes", bytes], ["tokens", count], ["sessions", count], ["requests", count]];
+  $("tenants").tBodies[0].replaceChildren(...answer.tenants.map((tenant) => el("tr", {}, el("td", {}, tenant.tenant),
+    el("td", { class: "number" }, count(tenant.weight)),
+    ...QUOTAS.map(([key, show]) => el("td", { class: "number" }, show(tenant.used[key]) +
+      (tenant.quotas[key] === null ? "" : ` of ${show(tenant.quotas[key])}`))),
+    el("td", { class: "number" }, count(QUOTAS.reduce((sum, [key]) => sum + tenant.n_refused[key], 0))))));
+  $("tenants").hidden = answer.tenants.length === 0;
+  $("tenants_note").textContent = answer.tenants.length === 0 ? "No tenant has anything here, or quotas of its own." :
+    answer.cursor_next !== null ? `The first ${answer.tenants.length} tenants; tqkvctl tenants lists all.` : "";
+}
+
 function drawRejections(now, old) {
   const rows = [];
   for (const [key, total] of now) {
@@ -365,8 +378,9 @@ async function readHealth() {
 async function round() {
   try {
     const nextInfo = await getJson("/v1/info"); // alone: a wrong token is one failed login, not five
-    const [health, occupancy, pools, sessions, metricsText] = await Promise.all([
+    const [health, occupancy, pools, sessions, tenants, metricsText] = await Promise.all([
       readHealth(), getJson("/v1/occupancy"), getJson("/v1/pools"), getJson("/v1/sessions?limit=256"),
+      getJson("/v1/tenants?limit=64"),
       get("/metrics").then((answer) => answer.text())]);
     const at_ms = performance.now(), now = readMetrics(metricsText);
     if (info && info.boot_id !== nextInfo.boot_id) { samples = []; before = null; } // another start: other counters
@@ -381,6 +395,7 @@ async function round() {
     drawSessions();
     $("sessions_note").textContent = sessionRows.length === 0 ? "No session is open." :
       sessions.cursor_next !== null ? `The first ${sessionRows.length} sessions; tqkvctl sessions lists all.` : "";
+    drawTenants(tenants);
     drawRejections(now, before ? before.metrics : null);
     drawChosen(now);
     drawCharts();

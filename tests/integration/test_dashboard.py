@@ -88,6 +88,18 @@ class Dashboard(unittest.TestCase):
         self.assertEqual(self.browser.console(), [])
         self.shot("light")
 
+    def test_tenants(self):
+        """A tenant has a line: what it has, and what it may have where that is limited."""
+        uid = str(os.getuid())
+        control = tqkv.http.Control(self.daemon.http)
+        control.set_tenant(uid, sessions=9, weight=3)
+        self.browser.run("round()")
+        self.wait_text("#tenants tbody", "1 of 9")
+        cells = self.browser.run("return [...document.querySelectorAll('#tenants tbody td')].map((e) => e.textContent)")
+        self.assertEqual((len(cells), cells[0], cells[1], cells[4], cells[6]), (7, uid, "3", "1 of 9", "0"))
+        self.assertNotIn("of", cells[2])
+        control.clear_tenant(uid)
+
     def test_a_rejection_is_told(self):
         with self.assertRaises(tqkv.TqkvError):
             self.session.decode(999, 0, np.zeros((4, 64), np.float32))

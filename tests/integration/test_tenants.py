@@ -95,6 +95,23 @@ class Tenants(unittest.TestCase):
             time.sleep(0.01)
         self.assertEqual(self.mine()["used"], {"bytes": 0, "tokens": 0, "sessions": 0, "requests": 0})
 
+    def test_metrics(self):
+        """A tenant's quotas, use and refusals are in /metrics, with the sum of those that have no series of their own."""
+        self.control.set_tenant(UID, sessions=1, weight=7)
+        with tqkv.Client(self.daemon.addr, timeout=PATIENCE_S) as client, client.open("p") as session:
+            session.append_layers(1, rows(20), rows(20))
+            with self.assertRaises(tqkv.TqkvError):
+                client.open("p", timeout=WAIT_S)
+            now, mine = self.daemon.metrics(), self.mine()
+        for quota in ("bytes", "tokens", "sessions", "requests"):
+            self.assertEqual(now[f'tqkv_tenant_used{{tenant="{UID}",quota="{quota}"}}'], mine["used"][quota])
+            self.assertEqual(now[f'tqkv_tenant_used{{tenant="other",quota="{quota}"}}'], 0)
+        self.assertEqual(now[f'tqkv_tenant_used{{tenant="{UID}",quota="tokens"}}'], 20)
+        self.assertEqual(now[f'tqkv_tenant_quota{{tenant="{UID}",quota="sessions"}}'], 1)
+        self.assertEqual(now[f'tqkv_tenant_quota{{tenant="{UID}",quota="bytes"}}'], float("inf"))
+        self.assertGreaterEqual(now[f'tqkv_tenant_refused_total{{tenant="{UID}",quota="sessions"}}'], 1)
+        self.assertEqual(now[f'tqkv_tenant_weight{{tenant="{UID}"}}'], 7)
+
     def test_p11_a_failed_append_gives_back(self):
         """A row that is not a number is refused by the backend, after its blocks were charged."""
         self.control.set_tenant(UID, bytes=2 * BLOCK_BYTES, tokens=32)

@@ -194,6 +194,24 @@
 	V(srv_session_close, ARGS(struct srv_server *a, struct kv_session *b), ARGS(a, b))                   \
 	R(srv_control_sessions, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))   \
 	R(srv_control_tenants, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))    \
+	R(srv_control_tenant, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))     \
+	R(srv_control_tenant_set, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b)) \
+	V(srv_control_tenant_clear, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))           \
+	V(srv_control_tenant_gauges, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))          \
+	R(kv_tenant_check, enum kv_status, KV_OK,                                                            \
+		ARGS(struct kv_tenants *a, uint32_t b, enum kv_quota c, uint64_t d, struct kv_error *e),     \
+		ARGS(a, b, c, d, e))                                                                         \
+	V(kv_tenant_charge, ARGS(struct kv_tenants *a, uint32_t b, enum kv_quota c, uint64_t d),             \
+		ARGS(a, b, c, d))                                                                            \
+	V(kv_tenant_refund, ARGS(struct kv_tenants *a, uint32_t b, enum kv_quota c, uint64_t d),             \
+		ARGS(a, b, c, d))                                                                            \
+	R(kv_payer_evict, bool, false, ARGS(struct kv_pool *a, uint32_t b, uint64_t c), ARGS(a, b, c))       \
+	R(kv_payer_check_open, enum kv_status, KV_OK,                                                        \
+		ARGS(struct kv_pool *a, uint64_t b, uint32_t c, struct kv_error *d), ARGS(a, b, c, d))       \
+	V(kv_session_refund, ARGS(struct kv_session *a), ARGS(a))                                            \
+	R(kv_sequence_check_tokens, enum kv_status, KV_OK,                                                   \
+		ARGS(const struct kv_session *a, const struct kv_sequence *b, uint32_t c), ARGS(a, b, c))    \
+	V(kv_sequence_charge, ARGS(struct kv_sequence *a), ARGS(a))                                          \
 	R(srv_control_prefixes, bool, true, ARGS(struct srv_server *a, struct srv_control *b), ARGS(a, b))   \
 	R(srv_control_prefix_delete, bool, true, ARGS(struct srv_server *a, struct srv_control *b),          \
 		ARGS(a, b))                                                                                  \

@@ -389,7 +389,8 @@ static void control_done(struct srv_control *control)
 	control->user = NULL;
 }
 
-uint64_t rig_control_id, rig_control_sequence_id;
+uint64_t rig_control_id, rig_control_sequence_id, rig_control_tenant;
+struct kv_tenant_policy rig_control_policy;
 
 struct srv_control *rig_control(enum srv_control_kind kind, const char *name, const char *pool_json)
 {
@@ -403,6 +404,8 @@ struct srv_control *rig_control(enum srv_control_kind kind, const char *name, co
 	control.user = &control;
 	control.id = rig_control_id;
 	control.sequence_id = rig_control_sequence_id;
+	control.tenant = rig_control_tenant;
+	control.policy = rig_control_policy;
 	if (name)
 		snprintf(control.name, sizeof(control.name), "%s", name);
 	if (pool_json) {

@@ -120,8 +120,9 @@ void rig_check_decode(uint32_t conn, uint64_t session, uint64_t sequence, uint32
 
 /* ---- control requests ---- */
 
-/* What control requests from now on are about: a session's handle, a sequence. */
-extern uint64_t rig_control_id, rig_control_sequence_id;
+/* What control requests from now on are about: a session's handle, a sequence, a tenant and its policy. */
+extern uint64_t rig_control_id, rig_control_sequence_id, rig_control_tenant;
+extern struct kv_tenant_policy rig_control_policy;
 /* Through the mailbox; turns until it is answered. The answer is good until the next call. */
 struct srv_control *rig_control(enum srv_control_kind kind, const char *name, const char *pool_json);
 /* Counts of the pool as OCCUPANCY tells them. */

@@ -304,6 +304,104 @@ static void operators_close_sessions(void)
 	rig_stop();
 }
 
+/* The tenant's entry as /metrics has it. */
+static const struct srv_tenant_gauge *tenant_gauge(void)
+{
+	const struct srv_control *control = rig_control(SRV_CONTROL_METRICS, NULL, NULL);
+
+	CHECK(control->n_tenant_gauges == 1 && control->tenant_gauges[0].tenant == rig_control_tenant);
+	return &control->tenant_gauges[0];
+}
+
+static void set_quota(enum kv_quota quota, uint64_t most)
+{
+	rig_control_policy.most[quota] = most;
+	const struct srv_control *control = rig_control(SRV_CONTROL_TENANT_SET, NULL, NULL);
+
+	CHECK(control->status == KV_OK && control->n_rows == 1);
+	CHECK(control->rows.tenants[0].has_policy && control->rows.tenants[0].policy.most[quota] == most);
+}
+
+/* What a tenant may have holds at once, what it has is counted, comes back, and its policy can be cleared. */
+static void quotas_hold_and_come_back(void)
+{
+	const uint64_t block_bytes = 16 * RIG_LAYERS * 2 * RIG_HEAD_DIM * sizeof(float);
+	const struct rig_open open = { .name = "mine" }, other = { .name = "other" };
+
+	rig_start();
+	rig_hello(0, 1);
+	rig_control_tenant = 1;
+	rig_control_policy = kv_tenant_policy_open();
+	CHECK(rig_control(SRV_CONTROL_TENANT, NULL, NULL)->status == KV_NOT_FOUND);
+	CHECK(rig_control(SRV_CONTROL_TENANT_CLEAR, NULL, NULL)->status == KV_NOT_FOUND);
+	set_quota(KV_QUOTA_SESSIONS, 1);
+	set_quota(KV_QUOTA_BYTES, 3 * block_bytes);
+	const uint64_t session = rig_open_session(0, &open);
+	struct rig_frame frame = rig_open_frame(RIG_POOL, &other);
+
+	CHECK(rig_ask(0, &frame) == KV_QUOTA);
+	frame = rig_append(session, 1, 0, 33);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(tenant_gauge()->used[KV_QUOTA_BYTES] == 3 * block_bytes);
+	CHECK(tenant_gauge()->used[KV_QUOTA_TOKENS] == 33 && tenant_gauge()->used[KV_QUOTA_SESSIONS] == 1);
+	frame = rig_append(session, 2, 0, 1);
+	CHECK(rig_item(0, &frame) == KV_QUOTA);
+	CHECK(tenant_gauge()->n_refused[KV_QUOTA_BYTES] == 1 && rig_blocks().n_owned == 3);
+	set_quota(KV_QUOTA_BYTES, KV_QUOTA_NONE);
+	set_quota(KV_QUOTA_TOKENS, 50);
+	frame = rig_append(session, 2, 0, 18);
+	CHECK(rig_item(0, &frame) == KV_QUOTA);
+	frame = rig_append(session, 2, 0, 17);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(tenant_gauge()->used[KV_QUOTA_TOKENS] == 50);
+	set_quota(KV_QUOTA_REQUESTS, 0);
+	frame = rig_append(session, 1, 33, 1);
+	CHECK(rig_ask(0, &frame) == KV_QUOTA);
+	/* Its own idle sequences make room for it. */
+	set_quota(KV_QUOTA_REQUESTS, KV_QUOTA_NONE);
+	set_quota(KV_QUOTA_TOKENS, KV_QUOTA_NONE);
+	set_quota(KV_QUOTA_BYTES, 6 * block_bytes);
+	frame = rig_append(session, 3, 0, 16);
+	frame.items[0].flags |= KVP_ITEM_EVICTABLE;
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(tenant_gauge()->used[KV_QUOTA_BYTES] == 6 * block_bytes);
+	frame = rig_append(session, 4, 0, 16);
+	CHECK(rig_item(0, &frame) == KV_OK);
+	CHECK(tenant_gauge()->used[KV_QUOTA_BYTES] == 6 * block_bytes);
+	frame = rig_plain(KVP_OP_CLOSE, session);
+	CHECK(rig_ask(0, &frame) == KV_OK);
+	rig_settle();
+	for (uint32_t q = 0; q < KV_QUOTAS; q++)
+		CHECK(tenant_gauge()->used[q] == 0);
+	CHECK(rig_control(SRV_CONTROL_TENANT, NULL, NULL)->status == KV_OK);
+	CHECK(rig_control(SRV_CONTROL_TENANT_CLEAR, NULL, NULL)->status == KV_OK);
+	CHECK(rig_control(SRV_CONTROL_TENANT, NULL, NULL)->status == KV_NOT_FOUND);
+	rig_control_tenant = 0;
+	rig_stop();
+}
+
+/* However many tenants there are, /metrics has a bounded number of them, and the others' sum. */
+static void metrics_of_tenants_are_bounded(void)
+{
+	const struct rig_open open = { .name = "last" };
+
+	rig_start();
+	rig_control_policy = kv_tenant_policy_open();
+	for (rig_control_tenant = 100; rig_control_tenant < 100 + SRV_METRIC_TENANTS_MAX + 2;
+		rig_control_tenant++)
+		set_quota(KV_QUOTA_BYTES, rig_control_tenant);
+	rig_hello(0, 1);
+	rig_open_session(0, &open);
+	const struct srv_control *control = rig_control(SRV_CONTROL_METRICS, NULL, NULL);
+
+	CHECK(control->n_tenant_gauges == SRV_METRIC_TENANTS_MAX);
+	CHECK(control->tenant_gauges[0].most[KV_QUOTA_BYTES] == 100);
+	CHECK(control->tenant_gauges[0].used[KV_QUOTA_SESSIONS] == 0);
+	CHECK(control->tenant_gauges[SRV_METRIC_TENANTS_MAX].used[KV_QUOTA_SESSIONS] == 1);
+	rig_control_tenant = 0;
+	rig_stop();
+}
+
 /* The known-answer decode notices outputs that are off (FAILURES K15), and notices when they are right again.
  */
 static void the_self_test_notices_wrong_answers(void)
@@ -370,6 +468,8 @@ void scenario_sessions(void)
 	pools_come_and_go();
 	control_requests_tell_the_truth();
 	operators_close_sessions();
+	quotas_hold_and_come_back();
+	metrics_of_tenants_are_bounded();
 	the_self_test_notices_wrong_answers();
 	draining_answers_what_is_in_flight();
 }

@@ -96,6 +96,7 @@ START_TEST(test_http_metrics_first_scrape)
 	ASSERT_LINE("tqkv_limit{option=\"sessions_max\"} 4096");
 	ASSERT_LINE("tqkv_limit{option=\"frame_bytes_max\"} 1048576");
 	ASSERT_LINE("# TYPE tqkv_blocks gauge");
+	ASSERT_LINE("tqkv_tenant_used{tenant=\"other\",quota=\"bytes\"} 0");
 	ck_assert_ptr_nonnull(strstr(text.bytes, "tqkv_build_info{version=\""));
 	ck_assert_ptr_null(strstr(text.bytes, "reason=\"OK\""));
 #define REASON(name, number, scope, retryable, http, text) \
@@ -196,6 +197,37 @@ START_TEST(test_http_metrics_pools)
 }
 END_TEST
 
+/* Tenants by quota, no limit as infinity; those without a series of their own are one, which has no policy.
+ */
+START_TEST(test_http_metrics_tenants)
+{
+	control->n_tenant_gauges = 2;
+	control->tenant_gauges[0] = (struct srv_tenant_gauge){
+		.tenant = 1000,
+		.weight = 3,
+		.most = { 4096, KV_QUOTA_NONE, 5, 0 },
+		.used = { 2048, 17, 2, 1 },
+		.n_refused = { 7, 0, 0, 0 },
+	};
+	control->tenant_gauges[1] = (struct srv_tenant_gauge){ .tenant = UINT64_MAX, .weight = 1 };
+	control->tenant_gauges[2] = (struct srv_tenant_gauge){ .tenant = 8, .used = { 1, 2, 3, 4 } };
+	view_metrics();
+	assert_exposition();
+	ASSERT_LINE("tqkv_tenant_used{tenant=\"1000\",quota=\"bytes\"} 2048");
+	ASSERT_LINE("tqkv_tenant_used{tenant=\"1000\",quota=\"tokens\"} 17");
+	ASSERT_LINE("tqkv_tenant_used{tenant=\"tcp\",quota=\"sessions\"} 0");
+	ASSERT_LINE("tqkv_tenant_used{tenant=\"other\",quota=\"requests\"} 4");
+	ASSERT_LINE("tqkv_tenant_quota{tenant=\"1000\",quota=\"bytes\"} 4096");
+	ASSERT_LINE("tqkv_tenant_quota{tenant=\"1000\",quota=\"tokens\"} +Inf");
+	ASSERT_LINE("tqkv_tenant_quota{tenant=\"1000\",quota=\"requests\"} 0");
+	ASSERT_LINE("tqkv_tenant_refused_total{tenant=\"1000\",quota=\"bytes\"} 7");
+	ASSERT_LINE("tqkv_tenant_refused_total{tenant=\"other\",quota=\"bytes\"} 0");
+	ASSERT_LINE("tqkv_tenant_weight{tenant=\"1000\"} 3");
+	ck_assert_ptr_null(strstr(text.bytes, "tqkv_tenant_weight{tenant=\"other\""));
+	ck_assert_ptr_null(strstr(text.bytes, "tqkv_tenant_quota{tenant=\"other\""));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("http_metrics");
@@ -206,6 +238,7 @@ int main(void)
 	tcase_add_test(tcase, test_http_metrics_values);
 	tcase_add_test(tcase, test_http_metrics_histogram);
 	tcase_add_test(tcase, test_http_metrics_pools);
+	tcase_add_test(tcase, test_http_metrics_tenants);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK);
 }
