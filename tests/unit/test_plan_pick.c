@@ -68,6 +68,7 @@ START_TEST(test_plan_pick_keeps_the_order_of_sessions)
 			list[i].session_idx = 1000 * (uint32_t)(kv_test_random(&seed) % n_sessions);
 			list[i].tenant_idx = list[i].session_idx / 1000 % 3;
 			list[i].n_bytes = 1 + kv_test_random(&seed) % 100;
+			list[i].weight = 1 + (uint32_t)(kv_test_random(&seed) % 3);
 			list[i].is_decode = kv_test_random(&seed) % 2;
 			list[i].is_ready = kv_test_random(&seed) % 8 != 0;
 			position[i] = UINT32_MAX;
