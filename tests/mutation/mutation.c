@@ -153,7 +153,10 @@
 	/* blocks */                                                                                         \
 	V(kv_block_pool_disown, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))                    \
 	V(kv_block_pool_flight_begin, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))              \
-	V(kv_block_pool_flight_end, ARGS(struct kv_block_pool *a, kv_block_id b), ARGS(a, b))                \
+	V(kv_block_pool_flights_begin, ARGS(struct kv_block_pool *a, const uint32_t b[], uint32_t c),        \
+		ARGS(a, b, c))                                                                               \
+	V(kv_block_pool_flights_end, ARGS(struct kv_block_pool *a, const uint32_t b[], uint32_t c),          \
+		ARGS(a, b, c))                                                                               \
 	R(kv_block_pool_reserve, enum kv_status, KV_OK, ARGS(struct kv_block_pool *a, uint32_t b),           \
 		ARGS(a, b))                                                                                  \
 	V(kv_block_pool_unreserve, ARGS(struct kv_block_pool *a, uint32_t b), ARGS(a, b))                    \
