@@ -247,6 +247,12 @@ static void ask(struct world *world, uint8_t kind, uint8_t argument)
 	asked->control.is_deep = argument & 1;
 	asked->control.done = control_done;
 	snprintf(asked->control.name, sizeof(asked->control.name), "%s", argument & 1 ? "extra" : "smol");
+	asked->control.policy = kv_tenant_policy_open();
+	if (asked->control.kind == SRV_CONTROL_TENANT_SET) {
+		asked->control.is_common = argument & 1;
+		asked->control.policy.most[argument / 2 % KV_QUOTAS] = (uint64_t)argument * argument;
+		asked->control.policy.weight = 1 + argument;
+	}
 	if (asked->control.kind == SRV_CONTROL_POOL_CREATE) {
 		json_t *json = json_loads(extra_text, 0, NULL);
 
