@@ -1,7 +1,7 @@
 /*
  * Audits: are the books right? While the daemon serves, a tally (core/tally.h) goes on by at most
  * SRV_AUDIT_PER_TURN a turn, when GET /v1/audit asks and every audit_interval_ms. Everything at once is for
- * tests, the simulation, and builds with KV_DEBUG, which do it after every turn.
+ * tests, the simulation, and debug builds (KV_AUDIT_TURNS), which do it after every turn.
  */
 #include "core/audit.h"
 
@@ -231,7 +231,7 @@ enum kv_status srv_server_audit(struct srv_server *server, struct kv_error *err)
 	return status;
 }
 
-#ifdef KV_DEBUG
+#ifdef KV_AUDIT_TURNS
 void srv_audit_whole(struct srv_server *server)
 {
 	struct srv_audit *audit = &server->audit;
