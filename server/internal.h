@@ -366,7 +366,7 @@ bool srv_audit_holds(const struct srv_server *server, const struct srv_lane *lan
 /* GET /v1/audit: the result of an audit that began after it was asked for. False: not yet. */
 KV_MUST_CHECK bool srv_audit_answer(struct srv_server *server, struct srv_control *control);
 void srv_audit_finish(struct srv_server *server);
-/* Builds with KV_DEBUG: everything at once; logs what is new. */
+/* Builds with KV_AUDIT_TURNS: everything at once; logs what is new. */
 void srv_audit_whole(struct srv_server *server);
 
 /* server.c: goes over to settings that a reload published */

@@ -333,7 +333,7 @@ void srv_server_turn(struct srv_server *server, int64_t timeout_ns)
 	server->turns++;
 	if (server->seams.pulse)
 		atomic_store(&server->seams.pulse->turn_ns, server->now_ns);
-#ifdef KV_DEBUG
+#ifdef KV_AUDIT_TURNS
 	srv_audit_whole(server);
 #endif
 }
