@@ -45,6 +45,23 @@ struct srv_arg {
 		.placeholder = "FORMAT",  \
 		.text = "tq4",            \
 		.help = "row format of " side }
+/* Geometry of commands that need no daemon; limits of core/pool_spec.h and core/format.h. */
+#define SRV_ARG_KV_HEADS(idx)           \
+	[idx] = { .name = "kv-heads",   \
+		.kind = SRV_ARG_NUMBER, \
+		.placeholder = "N",     \
+		.number = 8,            \
+		.min = 1,               \
+		.max = KV_HEADS_MAX,    \
+		.help = "KV heads of a layer" }
+#define SRV_ARG_HEAD_DIM(idx)           \
+	[idx] = { .name = "head-dim",   \
+		.kind = SRV_ARG_NUMBER, \
+		.placeholder = "D",     \
+		.number = 128,          \
+		.min = KV_HEAD_DIM_MIN, \
+		.max = KV_HEAD_DIM_MAX, \
+		.help = "numbers of a row" }
 
 struct srv_arg_value {
 	bool is_given;
