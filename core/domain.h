@@ -227,6 +227,9 @@ struct kv_open_params {
  */
 KV_MUST_CHECK enum kv_status kv_session_open(struct kv_domain *domain, const struct kv_open_params *params,
 	uint64_t now_ns, struct kv_session **out, struct kv_error *err);
+/* The open session of that name and tenant, NULL: none. Changes nothing. */
+struct kv_session *kv_session_by_name(
+	struct kv_domain *domain, const char *name, uint32_t name_bytes, uint64_t tenant);
 /*
  * By name and tenant: the caller becomes the owner, the old one is fenced, the lease starts anew. NOT_FOUND,
  * SESSION_EXPIRED (until its slot or its name is used again).

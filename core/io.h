@@ -112,6 +112,11 @@ struct kv_io_ops {
 	void (*ahead_return)(struct kv_io *io, uint32_t ahead_idx);
 	/* iov (at most KV_IO_IOV_MAX parts) is copied; completes when all of it is with the kernel. */
 	void (*send)(struct kv_io *io, struct kv_io_conn *conn, const struct iovec iov[], uint32_t n_iov);
+	/*
+	 * While a send is open: bytes of it that the kernel did not get yet, and those that wait in the
+	 * kernel for the peer, as far as it tells. It stands still exactly while the peer takes nothing.
+	 */
+	uint64_t (*unsent_bytes)(struct kv_io *io, const struct kv_io_conn *conn);
 	void (*close)(struct kv_io *io, struct kv_io_conn *conn);
 	/* Reports an eventfd whenever it becomes readable, until destroy. */
 	enum kv_status (*watch)(struct kv_io *io, int fd, void *user, struct kv_error *err);

@@ -290,14 +290,26 @@ enum kv_status kv_session_open(struct kv_domain *domain, const struct kv_open_pa
 	return KV_OK;
 }
 
+static struct kv_session_slot *find_slot(
+	struct kv_domain *domain, const char *name, uint32_t name_bytes, uint64_t tenant)
+{
+	if (name_bytes == 0)
+		return NULL;
+	return kv_find_name(domain, kv_name_hash(domain, name, name_bytes, tenant), name, name_bytes, tenant);
+}
+
+struct kv_session *kv_session_by_name(
+	struct kv_domain *domain, const char *name, uint32_t name_bytes, uint64_t tenant)
+{
+	struct kv_session_slot *slot = find_slot(domain, name, name_bytes, tenant);
+
+	return slot && slot->session.state == KV_SESSION_OPEN ? &slot->session : NULL;
+}
+
 enum kv_status kv_session_attach(struct kv_domain *domain, const char *name, uint32_t name_bytes,
 	uint64_t tenant, uint64_t owner_id, uint64_t now_ns, struct kv_session **out)
 {
-	if (name_bytes == 0)
-		return KV_NOT_FOUND;
-
-	struct kv_session_slot *slot = kv_find_name(
-		domain, kv_name_hash(domain, name, name_bytes, tenant), name, name_bytes, tenant);
+	struct kv_session_slot *slot = find_slot(domain, name, name_bytes, tenant);
 
 	if (!slot)
 		return KV_NOT_FOUND;

@@ -42,6 +42,7 @@ static void post_send(struct srv_conn *conn, void *data, uint64_t n_bytes)
 
 	conn->is_send_posted = true;
 	conn->send_ns = server->now_ns;
+	conn->send_look_ns = 0;
 	conn->bytes_out += n_bytes;
 	server->counters.bytes_out += n_bytes;
 	if (!kv_list_is_linked(&conn->in_timed))

@@ -11,6 +11,9 @@
 
 #define SHARE_GRACE_NS (200 * KV_NS_PER_MS)
 #define PEER_BUCKETS   512u /* peers that fall together are one peer here */
+/* How often a send is looked at in send_timeout_ms, and after how many of them one without a rate ends. */
+#define SEND_LOOKS        16u
+#define SEND_TIMEOUTS_MAX 16u
 
 /* ---- read-ahead buffers ---- */
 
@@ -120,6 +123,49 @@ static bool is_too_slow(const struct srv_conn *conn)
 	return conn->request->in_bytes * 1000 < options->min_rate_bytes_per_s * elapsed_ms;
 }
 
+/*
+ * Why the peer of a posted send is too slow; NULL: it is not. Time counts only while it takes nothing. Once
+ * send_timeout_ms have passed in all, it has to have taken min_rate_bytes_per_s of what was on the way,
+ * because a slot that is read byte by byte is as good as lost; where no rate is asked for, the send has to
+ * end some time.
+ */
+static const char *reads_too_slowly(struct srv_conn *conn)
+{
+	const struct srv_options *options = conn->server->options;
+	struct kv_io *io = conn->server->io;
+	const uint64_t now_ns = conn->server->now_ns, timeout_ns = options->send_timeout_ms * KV_NS_PER_MS;
+	const uint64_t elapsed_ns = now_ns - conn->send_ns;
+	const bool is_first = conn->send_look_ns == 0;
+
+	if (is_first)
+		conn->send_taken_ns = conn->send_ns;
+	else if (now_ns - conn->send_look_ns < timeout_ns / SEND_LOOKS &&
+		now_ns - conn->send_taken_ns < timeout_ns)
+		return NULL;
+	const uint64_t n_bytes = io->ops->unsent_bytes(io, conn->io_conn);
+
+	if (is_first) {
+		conn->send_first_ns = now_ns;
+		conn->send_first_bytes = n_bytes;
+	} else if (n_bytes != conn->send_last_bytes) {
+		conn->send_taken_ns = now_ns;
+	}
+	conn->send_last_bytes = n_bytes;
+	conn->send_look_ns = now_ns;
+	if (now_ns - conn->send_taken_ns >= timeout_ns)
+		return "did not read its reply for send_timeout_ms";
+	if (elapsed_ns < timeout_ns)
+		return NULL;
+	if (options->min_rate_bytes_per_s == 0)
+		return elapsed_ns < SEND_TIMEOUTS_MAX * timeout_ns ? NULL : "read its reply far too slowly";
+	const uint64_t n_taken = conn->send_first_bytes > n_bytes ? conn->send_first_bytes - n_bytes : 0;
+
+	return n_taken * 1000 <
+			options->min_rate_bytes_per_s * ((now_ns - conn->send_first_ns) / KV_NS_PER_MS)
+		? "read its reply slower than min_rate_bytes_per_s"
+		: NULL;
+}
+
 static void scan_one(struct srv_conn *conn)
 {
 	struct srv_server *server = conn->server;
@@ -131,6 +177,8 @@ static void scan_one(struct srv_conn *conn)
 			srv_conn_close(conn, NULL);
 		return;
 	}
+	const char *slow_reader = conn->send_ns ? reads_too_slowly(conn) : NULL;
+
 	/* A HELLO that waits for one of our reply buffers was said in time. */
 	if (!conn->is_hello_done && conn->wait == WAIT_NONE &&
 		patience_ns(server, conn->accepted_ns, conn->accepted_empty_ns) >=
@@ -142,10 +190,10 @@ static void scan_one(struct srv_conn *conn)
 			conn->sm.state == CONN_PAYLOAD && is_too_slow(conn)
 				? "payload slower than min_rate_bytes_per_s"
 				: "stalled inside a frame for io_timeout_ms");
-	} else if (conn->send_ns && now_ns - conn->send_ns >= options->send_timeout_ms * KV_NS_PER_MS) {
+	} else if (slow_reader) {
 		server->counters.connections_closed_slow++;
 		srv_reject(server, KV_SLOW_CONSUMER);
-		srv_conn_close(conn, "did not read its reply for send_timeout_ms");
+		srv_conn_close(conn, slow_reader);
 	} else if (conn->is_hello_done && !conn->stalled_ns && !conn->send_ns) {
 		kv_list_remove(&conn->in_timed);
 	}

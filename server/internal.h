@@ -155,7 +155,10 @@ struct srv_conn {
 	uint64_t stalled_ns;                          /* since when the peer owes us bytes; 0 = it does not */
 	uint64_t accepted_empty_ns, stalled_empty_ns; /* srv_ahead_empty_ns() at accepted_ns, stalled_ns */
 	uint64_t payload_ns;                          /* when the payload began */
-	uint64_t send_ns;                             /* since when a send is posted */
+	uint64_t send_ns;                             /* since when a send is posted; 0 = none is */
+	/* Of the posted send: when it was looked at first and last (0: never), unsent_bytes() at both, and
+	 * since when nothing of it was taken. */
+	uint64_t send_first_ns, send_look_ns, send_first_bytes, send_last_bytes, send_taken_ns;
 	uint64_t linger_end_ns;
 	uint64_t alloc_end_ns; /* until when an OPEN waits for blocks; 0 = it does not */
 	/* counts */

@@ -1,7 +1,9 @@
 #include "server/io_common.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 
 #include "core/memory.h"
@@ -122,6 +124,20 @@ bool srv_io_send_advance(struct kv_io_conn *conn, uint64_t n_bytes)
 	conn->msg.msg_iov->iov_base = (char *)conn->msg.msg_iov->iov_base + n_bytes;
 	conn->msg.msg_iov->iov_len -= (size_t)n_bytes;
 	return false;
+}
+
+uint64_t srv_io_unsent_bytes(struct kv_io *io, const struct kv_io_conn *conn)
+{
+	uint64_t n_bytes = 0;
+	int n_queued = 0;
+
+	(void)io;
+	for (size_t i = 0; i < conn->msg.msg_iovlen; i++)
+		n_bytes += conn->msg.msg_iov[i].iov_len;
+	/* A Unix socket counts its buffers' overhead as well, which does not matter for a difference. */
+	if (ioctl(conn->fd, SIOCOUTQ, &n_queued) == 0)
+		n_bytes += (uint64_t)n_queued;
+	return n_bytes;
 }
 
 bool srv_io_accept_may_retry(int reason)

@@ -86,6 +86,9 @@ void srv_io_send_begin(struct kv_io_conn *conn, const struct iovec iov[], uint32
 /* Takes n_bytes off the front; true when nothing is left to send. */
 bool srv_io_send_advance(struct kv_io_conn *conn, uint64_t n_bytes);
 
+/* kv_io_ops.unsent_bytes */
+uint64_t srv_io_unsent_bytes(struct kv_io *io, const struct kv_io_conn *conn);
+
 /* Sizes from the options, checked once for both. */
 KV_MUST_CHECK enum kv_status srv_io_check_sizes(
 	uint32_t n_ahead_buffers, uint32_t n_connections_max, struct kv_error *err);

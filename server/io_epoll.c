@@ -549,6 +549,7 @@ static const struct kv_io_ops epoll_ops = {
 	.recv_into = epoll_recv_into,
 	.ahead_return = epoll_ahead_return,
 	.send = epoll_send,
+	.unsent_bytes = srv_io_unsent_bytes,
 	.close = epoll_close,
 	.watch = epoll_watch,
 	.file_post = epoll_file_post,

@@ -221,6 +221,7 @@ static const struct kv_io_ops uring_ops = {
 	.recv_into = uring_recv_into,
 	.ahead_return = uring_ahead_return,
 	.send = uring_send,
+	.unsent_bytes = srv_io_unsent_bytes,
 	.close = uring_close,
 	.watch = uring_watch,
 	.file_post = srv_io_uring_file_post,

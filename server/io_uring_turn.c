@@ -47,7 +47,8 @@ static bool submit_conn(struct uring_io *io, struct kv_io_conn *conn)
 	if (conn->wants_send) {
 		struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
 
-		io_uring_prep_sendmsg(sqe, conn->fd, &conn->msg, MSG_NOSIGNAL | MSG_WAITALL);
+		/* Not MSG_WAITALL: srv_io_unsent_bytes() has to see how far a long one is. */
+		io_uring_prep_sendmsg(sqe, conn->fd, &conn->msg, MSG_NOSIGNAL);
 		io_uring_sqe_set_data64(sqe, srv_io_uring_tagged(TAG_SEND, conn->conn_idx));
 	}
 	if (conn->wants_cancel) {

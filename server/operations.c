@@ -188,22 +188,13 @@ static enum kv_status attach_session(struct srv_conn *conn, struct kv_session **
 	struct srv_server *server = conn->server;
 	const struct kvp_request *request = &server->scratch;
 	const uint64_t expected = request->open.fingerprint;
-	uint32_t slot = 0;
+	const struct kv_session *found = kv_session_by_name(
+		server->domain, request->session_name.data, request->session_name.n_bytes, tenant_of(conn));
 
 	/* The fingerprint is compared before the old owner is fenced: a refused ATTACH changes nothing. */
-	if (expected != 0) {
-		for (struct kv_session *s; (s = kv_session_next(server->domain, &slot));) {
-			if (s->tenant != tenant_of(conn) ||
-				strlen(s->name) != request->session_name.n_bytes ||
-				memcmp(s->name, request->session_name.data, request->session_name.n_bytes) !=
-					0)
-				continue;
-			if (s->pool->spec->fingerprint != expected)
-				return kv_fail(err, KV_FORMAT_MISMATCH,
-					"the session's pool \"%s\" has fingerprint %016llx",
-					s->pool->spec->name, (unsigned long long)s->pool->spec->fingerprint);
-		}
-	}
+	if (expected != 0 && found && found->pool->spec->fingerprint != expected)
+		return kv_fail(err, KV_FORMAT_MISMATCH, "the session's pool \"%s\" has fingerprint %016llx",
+			found->pool->spec->name, (unsigned long long)found->pool->spec->fingerprint);
 	const enum kv_status status = kv_session_attach(server->domain, request->session_name.data,
 		request->session_name.n_bytes, tenant_of(conn), conn->id, server->now_ns, session);
 

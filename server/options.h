@@ -62,9 +62,10 @@
 	N(io_timeout_ms, 10000, 10, 3600000,                                                                \
 		"a peer that stalls inside a frame for so long is disconnected")                            \
 	N(send_timeout_ms, 10000, 10, 3600000,                                                              \
-		"a peer that does not read a reply for so long is disconnected")                            \
+		"a peer that reads nothing of a reply for so long is disconnected")                         \
 	N(hello_timeout_ms, 5000, 10, 3600000, "time for HELLO after connecting")                           \
-	B(min_rate_bytes_per_s, 65536, 0, 1073741824, "slowest payload rate of a peer, 0 = any")            \
+	B(min_rate_bytes_per_s, 65536, 0, 1073741824,                                                       \
+		"slowest rate of a peer's payload, and of its reading, 0 = any")                            \
 	N(drain_timeout_ms, 10000, 0, 3600000, "after SIGTERM: time for requests in flight")                \
 	N(busy_poll_us, 0, 0, 1000000, "spin so long for events before sleeping")                           \
 	N(self_test_interval_ms, 10000, 100, 3600000, "period of the known-answer decode behind /readyz")   \

@@ -139,6 +139,16 @@ static void io_send(struct kv_io *io, struct kv_io_conn *conn, const struct iove
 	conn->is_sending = true;
 }
 
+static uint64_t io_unsent_bytes(struct kv_io *io, const struct kv_io_conn *conn)
+{
+	uint64_t n_bytes = 0;
+
+	(void)io;
+	for (uint32_t i = 0; i < conn->n_iov; i++)
+		n_bytes += conn->iov[i].iov_len;
+	return n_bytes;
+}
+
 static void io_close(struct kv_io *io, struct kv_io_conn *conn)
 {
 	(void)io;
@@ -435,6 +445,7 @@ static const struct kv_io_ops io_ops = {
 	.recv_into = io_recv_into,
 	.ahead_return = io_ahead_return,
 	.send = io_send,
+	.unsent_bytes = io_unsent_bytes,
 	.close = io_close,
 	.watch = io_watch,
 	.file_post = io_file_post,

@@ -107,6 +107,19 @@ static void connect_and_greet(struct sim_peer *peer)
 
 /* ---- going away ---- */
 
+/* Four times as fast as the slowest rate that the server puts up with. */
+#define SIP_BYTES_PER_S 262144u
+
+/* Reads a little at a time, as fast as it has to: nobody may close it for that. */
+static void read_slowly(struct sim_peer *peer)
+{
+	const uint64_t n_bytes_max = peer->world->config.net.wire_bytes_max / 2;
+
+	peer->sip_bytes = 1 + below(peer, (uint32_t)(n_bytes_max < 8192 ? n_bytes_max : 8192));
+	peer->sip_ns = peer->sip_bytes * 1000 * KV_NS_PER_MS / SIP_BYTES_PER_S;
+	sim_say("peer %u reads %llu bytes at a time\n", peer->peer_idx, (unsigned long long)peer->sip_bytes);
+}
+
 static bool goes_away(struct sim_peer *peer)
 {
 	struct sim_world *world = peer->world;
@@ -120,13 +133,17 @@ static bool goes_away(struct sim_peer *peer)
 		sim_net_shutdown(world->net, peer->conn);
 		return true;
 	}
+	if (chance(peer, world->config.stall_per_mille / 4))
+		read_slowly(peer);
+	else if (peer->sip_bytes > 0 && chance(peer, 20))
+		peer->sip_bytes = 0;
 	if (chance(peer, world->config.stall_per_mille / 4)) {
 		/* Does not read for a while, perhaps for longer than the server puts up with. */
 		const uint64_t timeout_ns = world->config.send_timeout_ms * KV_NS_PER_MS;
 		const bool is_long = chance(peer, 300);
 
 		peer->is_deaf = true;
-		sim_net_set_deaf(peer->conn, true);
+		sim_net_set_deaf(peer->conn, UINT64_MAX);
 		if (is_long)
 			peer->may_end = "does not read";
 		peer->wakes_ns = world->clock.now_ns +
@@ -143,7 +160,7 @@ void sim_client_wake(struct sim_peer *peer)
 	if (!peer->conn)
 		return;
 	peer->is_deaf = false;
-	sim_net_set_deaf(peer->conn, false);
+	sim_net_set_deaf(peer->conn, peer->sip_bytes > 0 ? peer->sip_due_ns : 0);
 	if (peer->unsent.n > 0 && !peer->is_half_closed)
 		send_rest(peer);
 	peer->wakes_ns = 0;

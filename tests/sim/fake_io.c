@@ -103,6 +103,17 @@ static void net_send(struct kv_io *io, struct kv_io_conn *conn, const struct iov
 	conn->send_crc = send_crc(conn);
 }
 
+static uint64_t net_unsent_bytes(struct kv_io *io, const struct kv_io_conn *conn)
+{
+	uint64_t n_bytes = sim_wire_n_inside(&conn->out);
+
+	(void)io;
+	SIM_CHECK(conn->phase == OPEN && conn->is_sending, "unsent_bytes() without an open send");
+	for (uint32_t i = conn->iov_idx; i < conn->n_iov; i++)
+		n_bytes += conn->iov[i].iov_len;
+	return n_bytes - conn->iov_pos;
+}
+
 static void net_close(struct kv_io *io, struct kv_io_conn *conn)
 {
 	struct sim_net *net = net_of(io);
@@ -388,6 +399,7 @@ const struct kv_io_ops sim_net_ops = {
 	.recv_into = net_recv_into,
 	.ahead_return = net_ahead_return,
 	.send = net_send,
+	.unsent_bytes = net_unsent_bytes,
 	.close = net_close,
 	.watch = net_watch,
 	.file_post = net_file_post,

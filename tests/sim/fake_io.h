@@ -47,8 +47,8 @@ struct kv_io_conn *sim_net_connect(struct sim_net *net, const struct kv_io_peer 
 void sim_net_write(struct sim_net *net, struct kv_io_conn *conn, const void *bytes, uint64_t n);
 uint64_t sim_net_read(struct sim_net *net, struct kv_io_conn *conn, void *out, uint64_t n_max);
 enum sim_net_end sim_net_end(struct sim_net *net, const struct kv_io_conn *conn);
-/* A deaf peer does not read, so what lies there for it wakes nobody. */
-void sim_net_set_deaf(struct kv_io_conn *conn, bool is_deaf);
+/* Until then the peer does not read, so what lies there for it wakes nobody. */
+void sim_net_set_deaf(struct kv_io_conn *conn, uint64_t until_ns);
 /* Nothing more comes from the peer; it still reads. */
 void sim_net_shutdown(struct sim_net *net, struct kv_io_conn *conn);
 /* The peer is gone; what is under way in both directions is lost. */

@@ -24,10 +24,10 @@ struct kv_io_conn {
 	uint32_t n_iov, iov_idx;
 	uint64_t iov_pos;
 	uint32_t send_crc;
-	bool is_late;  /* closing: open operations complete before CLOSED */
-	bool is_reset; /* by the peer */
-	bool is_deaf;  /* the peer does not read: nobody wakes for what lies there */
-	bool is_cut;   /* by the server's close(): the peer finds a reset instead of an end */
+	bool is_late;           /* closing: open operations complete before CLOSED */
+	bool is_reset;          /* by the peer */
+	uint64_t deaf_until_ns; /* the peer does not read: nobody wakes for what lies there */
+	bool is_cut;            /* by the server's close(): the peer finds a reset instead of an end */
 };
 
 struct sim_net {

@@ -111,9 +111,9 @@ enum sim_net_end sim_net_end(struct sim_net *net, const struct kv_io_conn *conn)
 	return sim_wire_is_over(&conn->out, net->clock->now_ns) ? SIM_NET_ENDED : SIM_NET_OPEN;
 }
 
-void sim_net_set_deaf(struct kv_io_conn *conn, bool is_deaf)
+void sim_net_set_deaf(struct kv_io_conn *conn, uint64_t until_ns)
 {
-	conn->is_deaf = is_deaf;
+	conn->deaf_until_ns = until_ns;
 }
 
 void sim_net_shutdown(struct sim_net *net, struct kv_io_conn *conn)
@@ -148,8 +148,12 @@ static uint64_t conn_next_ns(struct sim_net *net, struct kv_io_conn *conn)
 	uint64_t due_ns = sim_wire_next_ns(&conn->out, now_ns); /* the peer would read it */
 
 	/* Also what was just now put on the wire. */
-	if (!conn->is_deaf && !conn->is_reset && !conn->is_cut && sim_wire_available(&conn->out, now_ns) > 0)
-		return now_ns;
+	if (!conn->is_reset && !conn->is_cut && sim_wire_available(&conn->out, now_ns) > 0) {
+		if (conn->deaf_until_ns <= now_ns)
+			return now_ns;
+		if (conn->deaf_until_ns < due_ns)
+			due_ns = conn->deaf_until_ns;
+	}
 	if (conn->phase == WAITS)
 		return net->is_listening ? conn->accept_due_ns : UINT64_MAX;
 	if (conn->phase == CLOSED)

@@ -44,6 +44,7 @@ bool sim_peer_connect(struct sim_peer *peer)
 	peer->has_goaway = peer->wants_goaway = false;
 	peer->may_end = NULL;
 	peer->must_end = false;
+	peer->sip_bytes = peer->sip_due_ns = 0;
 	peer->wakes_ns = 0;
 	peer->end = SIM_NET_OPEN;
 	peer->connected_ns = peer->world->clock.now_ns;
@@ -208,17 +209,42 @@ static void check_end(struct sim_peer *peer)
 		peer->peer_idx, peer->n_pending, (unsigned long long)peer->pending[0]->id);
 }
 
+static void read_some(struct sim_peer *peer, uint64_t n_bytes_max)
+{
+	uint8_t chunk[4096];
+	uint64_t n;
+
+	while (n_bytes_max > 0 &&
+		(n = sim_net_read(peer->world->net, peer->conn, chunk,
+			 n_bytes_max < sizeof(chunk) ? n_bytes_max : sizeof(chunk))) > 0) {
+		memcpy(sim_bytes_add(&peer->in, n), chunk, n);
+		n_bytes_max -= n;
+	}
+}
+
+static void read_all(struct sim_peer *peer)
+{
+	const uint64_t now_ns = peer->world->clock.now_ns;
+
+	if (peer->is_deaf)
+		return;
+	if (peer->sip_bytes == 0) {
+		read_some(peer, UINT64_MAX);
+	} else if (now_ns >= peer->sip_due_ns) {
+		read_some(peer, peer->sip_bytes);
+		peer->sip_due_ns = now_ns + peer->sip_ns;
+		sim_net_set_deaf(peer->conn, peer->sip_due_ns);
+	}
+}
+
 void sim_peer_poll(struct sim_peer *peer)
 {
 	struct sim_net *net = peer->world->net;
-	uint8_t chunk[4096];
-	uint64_t n;
 
 	if (!peer->conn)
 		return;
 	(void)sim_peer_conn_id(peer);
-	while (!peer->is_deaf && (n = sim_net_read(net, peer->conn, chunk, sizeof(chunk))) > 0)
-		memcpy(sim_bytes_add(&peer->in, n), chunk, n);
+	read_all(peer);
 	take_frames(peer);
 	peer->end = sim_net_end(net, peer->conn);
 	if (peer->end == SIM_NET_OPEN)

@@ -22,6 +22,9 @@ struct sim_peer {
 	uint32_t n_pending;
 	uint64_t planned_last; /* order of the last request that was planned */
 	bool is_hello_sent, is_hello_done, is_half_closed, is_deaf; /* deaf: does not read */
+	uint64_t sip_bytes,
+		sip_ns;      /* reads at most so much at a time, and then nothing for so long; 0: all */
+	uint64_t sip_due_ns; /* when it reads again */
 	const char *may_end; /* why the server may end the connection; NULL: it may not */
 	bool must_end;       /* it has to, before wakes_ns */
 	uint64_t boot_id;

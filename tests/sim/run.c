@@ -38,8 +38,10 @@ static void act(struct sim_world *world)
 
 static void wake_all(struct sim_world *world)
 {
-	for (uint32_t i = 0; i < world->config.n_peers; i++)
+	for (uint32_t i = 0; i < world->config.n_peers; i++) {
+		world->peers[i].sip_bytes = 0;
 		sim_client_wake(&world->peers[i]);
+	}
 }
 
 /* Every request of a connection that still lives is answered. */

@@ -116,7 +116,7 @@ START_TEST(test_a_bad_body_crc_waits_for_a_reply_buffer)
 	echo->has_echo = true;
 	echo->echo_bytes = 50000;
 	deaf->is_deaf = true;
-	sim_net_set_deaf(deaf->conn, true);
+	sim_net_set_deaf(deaf->conn, UINT64_MAX);
 	sim_script_send(echo);
 	sim_script_pass(&world, 5 * MS);
 	ping = sim_script_new(deaf, KVP_OP_PING, 0);
@@ -130,7 +130,7 @@ START_TEST(test_a_bad_body_crc_waits_for_a_reply_buffer)
 	sim_script_pass(&world, 20 * MS);
 	ck_assert(!bad->is_replied);
 	deaf->is_deaf = false;
-	sim_net_set_deaf(deaf->conn, false);
+	sim_net_set_deaf(deaf->conn, 0);
 	ck_assert_int_eq(sim_script_wait(bad), KV_BAD_CRC);
 	ck_assert_uint_eq(sim_script_length(&world, handle, 1, 0), 0);
 	sim_script_end(&world);
@@ -152,7 +152,7 @@ START_TEST(test_a_hello_that_waits_for_us_is_not_late)
 	echo->has_echo = true;
 	echo->echo_bytes = 50000;
 	deaf->is_deaf = true;
-	sim_net_set_deaf(deaf->conn, true);
+	sim_net_set_deaf(deaf->conn, UINT64_MAX);
 	sim_script_send(echo);
 	sim_script_pass(&world, 5 * MS);
 	sim_script_send(sim_script_new(deaf, KVP_OP_PING, 0));
@@ -166,7 +166,7 @@ START_TEST(test_a_hello_that_waits_for_us_is_not_late)
 	sim_script_pass(&world, 200 * MS);
 	ck_assert_ptr_nonnull(late->conn);
 	deaf->is_deaf = false;
-	sim_net_set_deaf(deaf->conn, false);
+	sim_net_set_deaf(deaf->conn, 0);
 	ck_assert_int_eq(sim_script_wait(hello), KV_OK);
 	sim_script_end(&world);
 }

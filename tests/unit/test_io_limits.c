@@ -50,6 +50,56 @@ START_TEST(test_io_wait_timeout)
 }
 END_TEST
 
+/* What a send has left to bring stands still exactly while its peer reads nothing, over TCP, too. */
+START_TEST(test_io_unsent_bytes)
+{
+	enum { N_BYTES = 16 << 20 };
+	static uint8_t data[N_BYTES];
+	static uint8_t taken[65536];
+
+	for (int is_tcp = 0; is_tcp < 2; is_tcp++) {
+		struct rig rig;
+
+		if (!rig_init(&rig, _i, 4, 16))
+			return;
+
+		const int fd = rig_connect(&rig, rig_listen(&rig, is_tcp));
+		struct rig_conn *conn = rig_accepted(&rig, 0);
+		const struct iovec part = { .iov_base = data, .iov_len = N_BYTES };
+		uint64_t last = 0, n_read = 0;
+
+		rig.io->ops->send(rig.io, conn->conn, &part, 1);
+		for (int n_still = 0; n_still < 10;) { /* until the kernel has what it takes */
+			rig_turns(&rig, 1);
+			const uint64_t n_bytes = rig.io->ops->unsent_bytes(rig.io, conn->conn);
+
+			n_still = n_bytes == last ? n_still + 1 : 0;
+			last = n_bytes;
+		}
+		ck_assert_int_eq(conn->n_sent, 0);
+		while (n_read < N_BYTES / 2) {
+			const ssize_t n = read(fd, taken, sizeof(taken));
+
+			ck_assert_int_gt(n, 0);
+			n_read += (uint64_t)n;
+			rig_turns(&rig, 1);
+		}
+		const uint64_t n_left = rig.io->ops->unsent_bytes(rig.io, conn->conn);
+
+		/* A Unix socket counts its buffers beside what is in them. */
+		ck_assert_uint_lt(n_left, last);
+		ck_assert_uint_gt(last - n_left, N_BYTES / 4);
+		while (conn->n_sent == 0) {
+			ck_assert_int_gt(read(fd, taken, sizeof(taken)), 0);
+			rig_turn(&rig, 0);
+		}
+		ck_assert_int_eq(conn->sent, 0);
+		close(fd);
+		rig_finish(&rig);
+	}
+}
+END_TEST
+
 static void on_alarm(int number)
 {
 	(void)number;
@@ -306,6 +356,7 @@ int main(void)
 
 	tcase_set_timeout(tcase, 60);
 	tcase_add_loop_test(tcase, test_io_wait_timeout, 0, 2);
+	tcase_add_loop_test(tcase, test_io_unsent_bytes, 0, 2);
 	tcase_add_loop_test(tcase, test_io_wait_is_interrupted, 0, 2);
 	tcase_add_loop_test(tcase, test_io_connections_max, 0, 2);
 	tcase_add_loop_test(tcase, test_io_accept_pauses_without_descriptors, 0, 2);

@@ -200,6 +200,11 @@ START_TEST(test_session_names_belong_to_the_tenant)
 
 	kv_assert_status(kv_session_open(test.domain, &params, 1, &found, &err), KV_EXISTS);
 	ck_assert_str_eq(err.msg, "session \"chat\" is open already");
+	ck_assert_ptr_eq(kv_session_by_name(test.domain, "chat", 4, 1), a);
+	ck_assert_ptr_eq(kv_session_by_name(test.domain, "chat", 4, 2), b);
+	ck_assert_ptr_null(kv_session_by_name(test.domain, "chat", 3, 1));
+	ck_assert_ptr_null(kv_session_by_name(test.domain, "", 0, 1));
+	ck_assert_uint_eq(a->owner_id, 10); /* looking changes nothing */
 	kv_assert_ok(attach(&test, "chat", 1, 11, 500 * MS, &found));
 	ck_assert_ptr_eq(found, a);
 	ck_assert_uint_eq(a->owner_id, 11);
@@ -225,6 +230,7 @@ START_TEST(test_session_expired_names_say_so_until_reused)
 	kv_session_close(test.domain, open_named(&test, "a", 1, 0, 1), true);
 	kv_session_close(test.domain, open_named(&test, "b", 1, 0, 1), true);
 	kv_assert_status(attach(&test, "a", 1, 9, 1, &found), KV_SESSION_EXPIRED);
+	ck_assert_ptr_null(kv_session_by_name(test.domain, "a", 1, 1));
 	open_named(&test, "a", 1, 0, 1); /* the third slot, and the name of the first */
 	kv_assert_ok(attach(&test, "a", 1, 9, 1, &found));
 	kv_session_close(test.domain, found, false);
