@@ -145,15 +145,16 @@ struct kv_pool_spec {
  *	recipe                      recipes: an object in the schema of turboquant_kv.json
  *	recipe_file                 the same as a file
  *	codebook_files              an array of files in the schema of codebooks/, each in place of a built-in
- *one k_center                    an array [layers][kv_heads][k_head_dim] of numbers k_center_file a file with
- *an object {"version": 1, "k_center": that array}
+ *	                            one
+ *	k_center                    an array [layers][kv_heads][k_head_dim] of numbers
+ *	k_center_file               a file with an object {"version": 1, "k_center": that array}
  *
  * BAD_CONFIG names the member, the layer where there is one, and what was expected; UNSUPPORTED a combination
  * that is not served.
  *
  * Members that name files are the operator's: they are read through `files`, from the daemon's configuration
- *and command line only. Whoever passes on a pool from the network passes NULL, and they are refused: a client
- *must not make the daemon open files. Relative paths are those of the process.
+ * and command line only. Whoever passes on a pool from the network passes NULL, and they are refused: a
+ * client must not make the daemon open files. Relative paths are those of the process.
  */
 KV_MUST_CHECK enum kv_status kv_pool_spec_create_with(
 	const json_t *json, const struct kv_files *files, struct kv_pool_spec **out, struct kv_error *err);

@@ -436,7 +436,7 @@ START_TEST(test_fast_many_waves)
 }
 END_TEST
 
-/* exp, tanh and slopes of the kernels against the C library's. */
+/* Maximum and exponentials of the kernels against the C library's. */
 START_TEST(test_fast_softmax)
 {
 	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
@@ -459,13 +459,31 @@ START_TEST(test_fast_softmax)
 		sum += exact;
 	}
 	ck_assert_double_le(fabs((double)got - sum), sum * 1e-6);
-	for (uint32_t i = 0; i < 512; i++)
-		values[i] = logits[i] = 60.0f - 0.3f * (float)i;
-	kernels->bend(values, 512, 0.5f, 30, -0.25f, -511);
-	for (uint32_t i = 0; i < 512; i++) {
-		const double exact = 30 * tanh(((double)logits[i] + 0.5) / 30) - 0.25 * ((double)i - 511);
+}
+END_TEST
 
-		ck_assert_double_le(fabs((double)values[i] - exact), 2e-5);
+/*
+ * A cap costs a logit a relative error of 2^-20, whatever the cap: one that is huge leaves all as they are.
+ * The slope is one multiplication and one addition.
+ */
+START_TEST(test_fast_softcap_and_slopes)
+{
+	static const float caps[] = { 1e-3f, 0.5f, 30, 50, 1e3f, 1e5f, 4294967295.0f, 1e20f, 1e35f, 3e38f };
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+	float values[512], logits[512];
+
+	for (size_t c = 0; kernels && c < KV_LENGTH(caps); c++) {
+		for (uint32_t i = 0; i < 512; i++)
+			values[i] = logits[i] = i % 2 ? 60.0f - 0.3f * (float)i
+						      : ldexpf(i % 4 ? 1.3f : -1.7f, 6 - (int)i / 8);
+		kernels->bend(values, 512, 0, caps[c], -0.25f, -511);
+		for (uint32_t i = 0; i < 512; i++) {
+			const double capped = (double)caps[c] * tanh((double)logits[i] / (double)caps[c]);
+			const double sloped = -0.25 * ((double)i - 511);
+
+			ck_assert_double_le(fabs((double)values[i] - (capped + sloped)),
+				0x1p-20 * fabs(capped) + 0x1p-23 * (fabs(capped) + fabs(sloped)));
+		}
 	}
 }
 END_TEST
@@ -493,6 +511,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tc, test_fast_same_bits_in_any_company, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_many_waves, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_softmax, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_softcap_and_slopes, 0, N_SETS);
 	suite_add_tcase(suite, tc);
 	return kv_test_run(suite, CK_NOFORK);
 }
