@@ -39,6 +39,14 @@
 _Static_assert(
 	(uint64_t)KV_FAST_BLOCK_TOKENS *KV_FAST_V_TABLE_MAX *KV_FAST_WEIGHT_MAX <= INT32_MAX, "sums fit");
 
+/*
+ * A table of more than 16 entries for sets that look up bytes in 16: its upper half, of which the lower one
+ * is the mirror image, in 16 steps. Entry i is base[step] * 16 + byte[i] * factor[step]. Bytes first.
+ */
+#define KV_FAST_HALVED_BASES   128u
+#define KV_FAST_HALVED_FACTORS 144u
+#define KV_FAST_HALVED_BYTES   160u
+
 enum kv_fast_field_kind { KV_FAST_FIELD_NONE = 0, KV_FAST_FIELD_F32, KV_FAST_FIELD_F16 };
 struct kv_fast_field {
 	enum kv_fast_field_kind kind;
@@ -59,9 +67,7 @@ struct kv_fast_part {
 	bool is_value;        /* a code is its own value */
 	bool is_shifted;      /* in the order in which shifts take codes out of words */
 	const int16_t *table; /* [256], entries repeated every 2^bits; value = entry * table_scale */
-	/* Low bytes of the upper half of the table, then [128] on the high bytes; NULL: the lower half is not
-	 * its mirror image, or the table is short. */
-	const uint8_t *upper;
+	const uint8_t *halved; /* [KV_FAST_HALVED_BYTES] of codebooks of more than 4 bits, else NULL */
 	float table_scale;
 	struct kv_fast_field scale, zero, outer;
 	uint32_t slot, n_slots; /* in a prepared query (K), in a weighted sum (V) */
@@ -73,7 +79,7 @@ struct kv_fast_side {
 	bool has_numbers; /* all parts are numbers: prepared queries are float32, not 16-bit integers */
 	struct kv_fast_part parts[KV_FAST_PARTS_MAX];
 	int16_t tables[KV_SEGMENTS_MAX][256];
-	uint8_t uppers[KV_SEGMENTS_MAX][256];
+	uint8_t halved[KV_SEGMENTS_MAX][KV_FAST_HALVED_BYTES];
 	uint16_t prepared_of[KV_FAST_SLOTS_MAX]; /* slot -> index of prepared queries and accumulators, or
 						    NONE */
 	float factor_of[KV_FAST_SLOTS_MAX];      /* constant of the slot's channel (recipes), else 1 */

@@ -21,7 +21,10 @@ static struct kv_fast_field field_at(
 	};
 }
 
-/* Rounds a segment's table; returns the value of one. The table's own zero stays one. */
+/*
+ * Rounds a segment's table; returns the value of one. The table's own zero stays one. Codebooks are symmetric
+ * to 1e-6, a hundredth of a unit, so the lower half becomes the mirror image of the upper one.
+ */
 static float round_table(const struct kv_segment *segment, int32_t table_max, int16_t table[256])
 {
 	const uint32_t n = 1u << segment->bits;
@@ -33,23 +36,32 @@ static float round_table(const struct kv_segment *segment, int32_t table_max, in
 	const float unit =
 		largest == floorf(largest) && largest <= (float)table_max ? 1 : largest / (float)table_max;
 
-	for (uint32_t i = 0; i < 256; i++)
-		table[i] = (int16_t)lrintf(segment->table[i % n] / unit);
+	for (uint32_t i = 0; i < 256; i++) {
+		const uint32_t code = i % n;
+
+		table[i] = (int16_t)(segment->codebook && code < n / 2
+				? -lrintf(segment->table[n - 1 - code] / unit)
+				: lrintf(segment->table[code] / unit));
+	}
 	return unit;
 }
 
-/* struct kv_fast_part's `upper` of a table of so many bits, into `bytes`. */
-static const uint8_t *split_table(const int16_t table[256], uint32_t bits, uint8_t bytes[256])
+/* The lower half of a codebook of more than 4 bits, whose values ascend, in steps. */
+static void halve_table(const struct kv_segment *segment, float unit, uint8_t halved[KV_FAST_HALVED_BYTES])
 {
-	const uint32_t n_half = 1u << (bits - 1);
+	const uint32_t n_of_step = (1u << (segment->bits - 1)) / 16;
 
-	for (uint32_t i = 0; i < n_half; i++) {
-		if (table[n_half + i] != -table[n_half - 1 - i])
-			return NULL;
-		bytes[i] = (uint8_t)table[n_half + i];
-		bytes[128 + i] = (uint8_t)((uint16_t)table[n_half + i] >> 8);
+	for (uint32_t step = 0; step < 16; step++) {
+		const float *values = segment->table + (size_t)step * n_of_step;
+		const float base = floorf(-values[n_of_step - 1] / unit / 16) * 16;
+		const float factor = fmaxf(1, ceilf((-values[0] / unit - base) / 255));
+
+		/* factor * 255 + base fits into 16 bits, as table_max is 4095 at most. */
+		halved[KV_FAST_HALVED_BASES + step] = (uint8_t)(base / 16);
+		halved[KV_FAST_HALVED_FACTORS + step] = (uint8_t)(int8_t)-factor;
+		for (uint32_t i = 0; i < n_of_step; i++)
+			halved[step * n_of_step + i] = (uint8_t)lrintf((-values[i] / unit - base) / factor);
 	}
-	return bits > 4 ? bytes : NULL;
 }
 
 static bool is_e4m3(const struct kv_row_codec *codec)
@@ -103,7 +115,10 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->is_shifted = kernels->takes_shifted(is_v, part->bits, part->n);
 	part->table_scale = round_table(
 		segment, is_v ? KV_FAST_V_TABLE_MAX : KV_FAST_K_TABLE_MAX, side->tables[segment_idx]);
-	part->upper = split_table(part->table, part->bits, side->uppers[segment_idx]);
+	if (part->bits > 4 && segment->codebook) {
+		part->halved = side->halved[segment_idx];
+		halve_table(segment, part->table_scale, side->halved[segment_idx]);
+	}
 	part->is_value = part->table_scale == 1 && segment->table[0] == 0; /* affine codes */
 	/* Sums of V are taken two registers at a time. */
 	place_slots(side, part, segment, first, kernels->words, is_v, kernels);

@@ -68,8 +68,7 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 				const i_vector codes =
 					shift_down(quads[g][i / per_word], i % per_word * bits);
 
-				values[g] =
-					is_value ? mask_codes(codes, bits) : look_up(&lookup, codes, bits);
+				values[g] = value_of(&lookup, codes, bits, is_value);
 			}
 			UNROLL
 			for (uint32_t q = 0; q < n_queries; q++) {
@@ -174,24 +173,21 @@ INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lo
 	const uint8_t *const rows[], const struct kv_fast_query *queries, const uint32_t n_queries,
 	const uint32_t bits, const bool is_value, i_vector *sums)
 {
-	const uint32_t n_rows = LANES / n_queries;
+	const uint32_t n_at_once = TAKES_CODES_APART_FIRST(bits) && !is_value ? 8 : 1;
+	const uint32_t n_rows = LANES / n_queries, n_vectors = part->n_slots / WORDS;
 
-	for (uint32_t v = 0; v < part->n_slots / WORDS; v++) {
-		i_vector values[LANES];
+	for (uint32_t first = 0; first < n_vectors; first += n_at_once) {
+		const uint32_t end = n_vectors - first < n_at_once ? n_vectors : first + n_at_once;
+		i_vector values[8][LANES];
 
-		UNROLL
-		for (uint32_t r = 0; r < n_rows; r += 2) {
-			const i_vector codes[2] = { codes_of(rows[r] + part->offset, v, bits),
-				codes_of(rows[r + 1] + part->offset, v, bits) };
-
-			if (is_value) {
-				values[r] = mask_codes(codes[0], bits);
-				values[r + 1] = mask_codes(codes[1], bits);
-			} else {
-				look_up_two(lookup, codes, bits, values + r);
-			}
+		for (uint32_t v = first; v < end; v++) {
+			UNROLL
+			for (uint32_t r = 0; r < n_rows; r += 2)
+				values_of_rows(lookup, rows[r] + part->offset, rows[r + 1] + part->offset, v,
+					bits, is_value, values[v - first] + r);
 		}
-		add_products(part, queries, v, values, n_queries, sums);
+		for (uint32_t v = first; v < end; v++)
+			add_products(part, queries, v, values[v - first], n_queries, sums);
 	}
 }
 

@@ -18,6 +18,9 @@
 #define TEXT_AGAIN(set)  #set
 
 #define TOKENS KV_FAST_BLOCK_TOKENS
+/* Sixteen registers do not hold sums beside what taking these codes apart needs: their values go to memory.
+ */
+#define TAKES_CODES_APART_FIRST(bits) (LANES == 8 && (bits) > 1)
 
 /* Slots of struct kv_fast_kernels. */
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,

@@ -40,6 +40,39 @@ INLINE void round_weights(const float *values, struct weights *weights)
 	weights->unit = largest / (float)KV_FAST_WEIGHT_MAX;
 }
 
+/* Registers [v, v + n_vectors) of two rows, from half `half` of a block in shifted order. */
+INLINE void values_of(const struct kv_fast_part *part, const struct lookup *lookup, const uint8_t *a,
+	const uint8_t *b, uint32_t v, const uint32_t n_vectors, const uint32_t bits, const bool is_shifted,
+	const bool is_value, const uint32_t half, i_vector values[4])
+{
+	a += part->offset;
+	b += part->offset;
+	if (is_shifted) {
+		const i_vector words = shifted_words_of_two(a, b, v / 4);
+
+		UNROLL
+		for (uint32_t i = 0; i < n_vectors; i += 2)
+			expand_two(lookup, words, half + i / 2, values + i);
+		return;
+	}
+	UNROLL
+	for (uint32_t i = 0; i < n_vectors; i += 2)
+		values_of_pairs(lookup, a, b, v + i, bits, is_value, values + i);
+}
+
+INLINE void add_weighted(const struct weights *weights, uint32_t t, const uint32_t n_queries,
+	const uint32_t n_vectors, const i_vector *values, i_vector totals[KV_FAST_QUERIES_MAX][4])
+{
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		const i_vector weight = repeat_pair(weights[q].pairs[t / 2]);
+
+		UNROLL
+		for (uint32_t i = 0; i < n_vectors; i++)
+			totals[q][i] = multiply_add(totals[q][i], values[i], weight);
+	}
+}
+
 /* Registers [v, v + n_vectors) of a weighted sum, in channels. */
 INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *lookup,
 	const struct kv_fast_rows *rows, const struct weights *weights, const uint32_t n_queries, uint32_t v,
@@ -48,37 +81,21 @@ INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *l
 {
 	i_vector totals[KV_FAST_QUERIES_MAX][4] = { 0 };
 
-	for (uint32_t t = 0; t < rows->n_rows; t += 2) {
-		const uint8_t *a = rows->rows[t] + part->offset, *b = rows->rows[t + 1] + part->offset;
-		i_vector values[4];
+	if (TAKES_CODES_APART_FIRST(bits) && !is_value && !is_shifted) {
+		i_vector values[TOKENS / 2][4];
 
-		if (is_shifted) {
-			const i_vector words = shifted_words_of_two(a, b, v / 4);
+		for (uint32_t t = 0; t < rows->n_rows; t += 2)
+			values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
+				is_shifted, is_value, half, values[t / 2]);
+		for (uint32_t t = 0; t < rows->n_rows; t += 2)
+			add_weighted(weights, t, n_queries, n_vectors, values[t / 2], totals);
+	} else {
+		for (uint32_t t = 0; t < rows->n_rows; t += 2) {
+			i_vector values[4];
 
-			UNROLL
-			for (uint32_t i = 0; i < n_vectors; i += 2)
-				expand_two(lookup, words, half + i / 2, values + i);
-		} else {
-			UNROLL
-			for (uint32_t i = 0; i < n_vectors; i += 2) {
-				const i_vector codes[2] = { codes_of_two(a, b, v + i, bits),
-					codes_of_two(a, b, v + i + 1, bits) };
-
-				if (is_value) {
-					values[i] = mask_codes(codes[0], bits);
-					values[i + 1] = mask_codes(codes[1], bits);
-				} else {
-					look_up_two(lookup, codes, bits, values + i);
-				}
-			}
-		}
-		UNROLL
-		for (uint32_t q = 0; q < n_queries; q++) {
-			const i_vector weight = repeat_pair(weights[q].pairs[t / 2]);
-
-			UNROLL
-			for (uint32_t i = 0; i < n_vectors; i++)
-				totals[q][i] = multiply_add(totals[q][i], values[i], weight);
+			values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
+				is_shifted, is_value, half, values);
+			add_weighted(weights, t, n_queries, n_vectors, values, totals);
 		}
 	}
 	UNROLL

@@ -10,15 +10,14 @@ typedef int32_t i32_lanes __attribute__((vector_size(32)));
 typedef float f32_lanes __attribute__((vector_size(32)));
 
 struct lookup {
-	__m256i low, high;    /* bytes of 16 entries, in both halves */
-	const int16_t *table; /* more than 4 bits */
-	const uint8_t *upper; /* as in struct kv_fast_part */
+	__m256i low, high;     /* bytes of 16 entries, in both halves; of 1 bit: see look_up_bit() */
+	const uint8_t *halved; /* more than 4 bits: as in struct kv_fast_part */
 };
 
 INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t bits)
 {
 	const int16_t *table = part->table;
-	struct lookup lookup = { .table = table, .upper = part->upper };
+	struct lookup lookup = { .halved = part->halved };
 
 	if (bits == 1) { /* the entry of 0, and what a 1 changes of it */
 		lookup.low = _mm256_set1_epi16(table[0]);
@@ -36,31 +35,26 @@ INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t
 	return lookup;
 }
 
-/* A byte whose highest bit is set gives 0, so each of both lookups fills one half of a word. */
-INLINE __m256i look_up(const struct lookup *lookup, __m256i codes, const uint32_t bits)
+/* Of a word of ones or of zeros. */
+INLINE __m256i look_up_bit(const struct lookup *lookup, __m256i word)
 {
-	if (bits == 1) /* from codes_of(): a word of ones or of zeros */
-		return _mm256_xor_si256(lookup->low, _mm256_and_si256(codes, lookup->high));
-	if (bits <= 4) {
-		const __m256i c = _mm256_and_si256(codes, _mm256_set1_epi16(15));
-		const __m256i low = _mm256_shuffle_epi8(
-			lookup->low, _mm256_or_si256(c, _mm256_set1_epi16((short)0x8000)));
-		const __m256i high = _mm256_shuffle_epi8(
-			lookup->high, _mm256_or_si256(_mm256_slli_epi16(c, 8), _mm256_set1_epi16(0x80)));
-
-		return _mm256_or_si256(low, high);
-	}
-
-	const __m256i c = _mm256_and_si256(codes, _mm256_set1_epi16((short)((1 << bits) - 1)));
-	const __m256i even = _mm256_i32gather_epi32(
-		(const int *)(const void *)lookup->table, _mm256_and_si256(c, _mm256_set1_epi32(0xFFFF)), 2);
-	const __m256i odd =
-		_mm256_i32gather_epi32((const int *)(const void *)lookup->table, _mm256_srli_epi32(c, 16), 2);
-
-	return _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xAA);
+	return _mm256_xor_si256(lookup->low, _mm256_and_si256(word, lookup->high));
 }
 
-/* Sixteen bytes of `table` for the low four bits of every code, and so on up to the bits that are left. */
+INLINE __m256i load_16_bytes(const uint8_t *from)
+{
+	return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from));
+}
+
+/* Where the highest bit of a byte of `choice` is set, the byte of b. Compilers make two operations of it. */
+INLINE __m256i choose_bytes(__m256i a, __m256i b, __m256i choice)
+{
+	__asm__("vpblendvb %3, %2, %1, %0" : "=x"(a) : "x"(a), "x"(b), "x"(choice));
+	return a;
+}
+
+/* Sixteen bytes of `table` for the low four bits of every code, and so on up to the bits that are left, of
+ * which there are 7 at most. */
 INLINE __m256i look_up_bytes(const uint8_t *table, __m256i codes, const uint32_t bits)
 {
 	const uint32_t n = bits > 4 ? 1u << (bits - 4) : 1;
@@ -68,9 +62,7 @@ INLINE __m256i look_up_bytes(const uint8_t *table, __m256i codes, const uint32_t
 
 	UNROLL
 	for (uint32_t i = 0; i < n; i++)
-		found[i] = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(
-						       (const __m128i *)(const void *)(table + i * 16))),
-			_mm256_and_si256(codes, _mm256_set1_epi8(15)));
+		found[i] = _mm256_shuffle_epi8(load_16_bytes(table + (size_t)i * 16), codes);
 	UNROLL
 	for (uint32_t level = 4; level < bits; level++) {
 		/* The bit of this level where a choice looks for it. */
@@ -78,43 +70,55 @@ INLINE __m256i look_up_bytes(const uint8_t *table, __m256i codes, const uint32_t
 
 		UNROLL
 		for (uint32_t i = 0; i < n >> (level - 3); i++)
-			found[i] = _mm256_blendv_epi8(found[2 * i], found[2 * i + 1], choice);
+			found[i] = choose_bytes(found[2 * i], found[2 * i + 1], choice);
 	}
 	return found[0];
 }
 
 /*
- * More than 4 bits, of two registers: where the upper half of a table mirrors the lower one, half of it is
- * looked up byte by byte.
+ * Entries of a table of more than 4 bits whose upper half mirrors the lower one, of 32 codes in bytes: those
+ * of the lower eight bytes of both halves, then those of the upper ones. An entry is a multiple of 16 plus a
+ * byte times a factor; multiplying takes no more than putting two bytes together does.
  */
-INLINE void look_up_two(
-	const struct lookup *lookup, const __m256i codes[2], const uint32_t bits, __m256i out[2])
+INLINE void look_up_halved(const uint8_t *halved, __m256i codes, const uint32_t bits, __m256i out[2])
 {
-	if (bits <= 4 || !lookup->upper) {
-		out[0] = look_up(lookup, codes[0], bits);
-		out[1] = look_up(lookup, codes[1], bits);
-		return;
-	}
+	const __m256i top = bits == 8 ? codes : _mm256_slli_epi16(codes, (int)(8 - bits));
+	const __m256i is_upper = _mm256_cmpgt_epi8(_mm256_setzero_si256(), top);
+	const __m256i mirrored = _mm256_xor_si256(codes, is_upper);
+	const __m256i at = bits == 8
+		? mirrored
+		: _mm256_and_si256(mirrored, _mm256_set1_epi8((char)((1 << (bits - 1)) - 1)));
+	const __m256i step = _mm256_and_si256(_mm256_srli_epi16(at, (int)(bits - 5)), _mm256_set1_epi8(15));
+	const __m256i sign = _mm256_or_si256(is_upper, _mm256_set1_epi8(1));
+	const __m256i bytes = look_up_bytes(halved, at, bits - 1);
+	const __m256i base = _mm256_shuffle_epi8(load_16_bytes(halved + KV_FAST_HALVED_BASES), step);
+	const __m256i factor = _mm256_sign_epi8(
+		_mm256_shuffle_epi8(load_16_bytes(halved + KV_FAST_HALVED_FACTORS), step), sign);
+	const __m256i sixteen = _mm256_sign_epi8(_mm256_set1_epi8(-16), sign);
 
-	const __m256i ones = _mm256_set1_epi16((short)((1 << bits) - 1));
-	const __m256i c =
-		_mm256_packus_epi16(_mm256_and_si256(codes[0], ones), _mm256_and_si256(codes[1], ones));
-	const __m256i is_lower =
-		_mm256_cmpgt_epi8(_mm256_slli_epi16(c, (int)(8 - bits)), _mm256_set1_epi8(-1));
-	const __m256i at = _mm256_and_si256(
-		_mm256_xor_si256(c, is_lower), _mm256_set1_epi8((char)((1 << (bits - 1)) - 1)));
-	const __m256i low = look_up_bytes(lookup->upper, at, bits - 1),
-		      high = look_up_bytes(lookup->upper + 128, at, bits - 1);
-	const __m256i signs[2] = { _mm256_unpacklo_epi8(is_lower, is_lower),
-		_mm256_unpackhi_epi8(is_lower, is_lower) };
-
-	out[0] = _mm256_sub_epi16(_mm256_xor_si256(_mm256_unpacklo_epi8(low, high), signs[0]), signs[0]);
-	out[1] = _mm256_sub_epi16(_mm256_xor_si256(_mm256_unpackhi_epi8(low, high), signs[1]), signs[1]);
+	out[0] = _mm256_maddubs_epi16(
+		_mm256_unpacklo_epi8(bytes, base), _mm256_unpacklo_epi8(factor, sixteen));
+	out[1] = _mm256_maddubs_epi16(
+		_mm256_unpackhi_epi8(bytes, base), _mm256_unpackhi_epi8(factor, sixteen));
 }
 
 INLINE __m256i mask_codes(__m256i codes, const uint32_t bits)
 {
 	return _mm256_and_si256(codes, _mm256_set1_epi16((short)((1 << bits) - 1)));
+}
+
+/* Codes of two registers, in bytes: the lower half of both, then the upper half. */
+INLINE void look_up_packed(const struct lookup *lookup, __m256i codes, const uint32_t bits, __m256i out[2])
+{
+	if (bits <= 4) {
+		const __m256i low = _mm256_shuffle_epi8(lookup->low, codes),
+			      high = _mm256_shuffle_epi8(lookup->high, codes);
+
+		out[0] = _mm256_unpacklo_epi8(low, high);
+		out[1] = _mm256_unpackhi_epi8(low, high);
+	} else {
+		look_up_halved(lookup->halved, codes, bits, out);
+	}
 }
 
 /* There is no shift by another number of bits for every word: a multiplication moves codes up by 8 - shift.
@@ -135,6 +139,16 @@ INLINE __m256i words_of_bits(__m256i words, i16_words_16 bits)
 	return _mm256_cmpeq_epi16(_mm256_and_si256(words, (__m256i)bits), (__m256i)bits);
 }
 
+/* Bytes of two rows in turn, 16 of each. */
+INLINE __m256i shifted_words_of_two(const uint8_t *a, const uint8_t *b, uint32_t block)
+{
+	const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(a + (size_t)block * 16));
+	const __m128i y = _mm_loadu_si128((const __m128i *)(const void *)(b + (size_t)block * 16));
+
+	return _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
+}
+
+/* Codes of channels [WORDS * v, + WORDS) of a row; of 1 bit: words of ones or zeros. */
 INLINE __m256i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
 {
 	const i16_words_16 single = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
@@ -150,6 +164,7 @@ INLINE __m256i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
 	return move_down(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(half), (__m256i)bytes), factors);
 }
 
+/* The same of channels [LANES * v, + LANES) of two rows in turn. */
 INLINE __m256i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, const uint32_t bits)
 {
 	enum { second = 8 };
@@ -166,6 +181,57 @@ INLINE __m256i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, cons
 	return move_down(_mm256_shuffle_epi8(
 				 _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(low, high)), (__m256i)bytes),
 		factors);
+}
+
+/* Entries, or the codes themselves, that stand in two registers of codes. */
+INLINE void values_of_codes(const struct lookup *lookup, const __m256i codes[2], const uint32_t bits,
+	const bool is_value, __m256i out[2])
+{
+	if (bits == 1 || is_value) {
+		UNROLL
+		for (uint32_t i = 0; i < 2; i++)
+			out[i] = is_value ? mask_codes(codes[i], bits) : look_up_bit(lookup, codes[i]);
+		return;
+	}
+	look_up_packed(lookup, _mm256_packus_epi16(mask_codes(codes[0], bits), mask_codes(codes[1], bits)),
+		bits, out);
+}
+
+/* Values of channels [WORDS * v, + WORDS) of each of two rows. */
+INLINE void values_of_rows(const struct lookup *lookup, const uint8_t *a, const uint8_t *b, uint32_t v,
+	const uint32_t bits, const bool is_value, __m256i out[2])
+{
+	if (bits == 8 && !is_value) {
+		const __m128i *x = (const __m128i *)(const void *)(a + (size_t)v * WORDS),
+			      *y = (const __m128i *)(const void *)(b + (size_t)v * WORDS);
+
+		look_up_packed(lookup,
+			_mm256_permute4x64_epi64(
+				_mm256_set_m128i(_mm_loadu_si128(y), _mm_loadu_si128(x)), 0xD8),
+			8, out);
+		return;
+	}
+
+	const __m256i codes[2] = { codes_of(a, v, bits), codes_of(b, v, bits) };
+
+	values_of_codes(lookup, codes, bits, is_value, out);
+}
+
+/* Values of channels [LANES * v, + 2 * LANES) of two rows in turn. */
+INLINE void values_of_pairs(const struct lookup *lookup, const uint8_t *a, const uint8_t *b, uint32_t v,
+	const uint32_t bits, const bool is_value, __m256i out[2])
+{
+	if (bits == 8 && !is_value) {
+		look_up_packed(lookup,
+			_mm256_permute4x64_epi64(
+				shifted_words_of_two(a + (size_t)v * LANES, b + (size_t)v * LANES, 0), 0xD8),
+			8, out);
+		return;
+	}
+
+	const __m256i codes[2] = { codes_of_two(a, b, v, bits), codes_of_two(a, b, v + 1, bits) };
+
+	values_of_codes(lookup, codes, bits, is_value, out);
 }
 
 INLINE __m256i words_of_rows(const uint8_t *const rows[], uint32_t offset)
@@ -190,15 +256,6 @@ INLINE f_vector add_lanes_of_rows(const __m256i sums[4])
 	const __m256i all = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 
 	return _mm256_cvtepi32_ps(_mm256_permutevar8x32_epi32(all, order));
-}
-
-/* Bytes of two rows in turn, 16 of each. */
-INLINE __m256i shifted_words_of_two(const uint8_t *a, const uint8_t *b, uint32_t block)
-{
-	const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(a + (size_t)block * 16));
-	const __m128i y = _mm_loadu_si128((const __m128i *)(const void *)(b + (size_t)block * 16));
-
-	return _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
 }
 
 /*

@@ -47,13 +47,6 @@ INLINE __m512i look_up(const struct lookup *lookup, __m512i codes, const uint32_
 		look_up_128(lookup->entries, codes), look_up_128(lookup->entries + 4, codes));
 }
 
-INLINE void look_up_two(
-	const struct lookup *lookup, const __m512i codes[2], const uint32_t bits, __m512i out[2])
-{
-	out[0] = look_up(lookup, codes[0], bits);
-	out[1] = look_up(lookup, codes[1], bits);
-}
-
 INLINE __m512i mask_codes(__m512i codes, const uint32_t bits)
 {
 	return _mm512_and_si512(codes, _mm512_set1_epi16((short)((1 << bits) - 1)));
@@ -86,6 +79,27 @@ INLINE __m512i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, cons
 	if (bits == 8)
 		return _mm512_maskz_permutexvar_epi8(0x5555555555555555, (__m512i)bytes, packed);
 	return _mm512_srlv_epi16(_mm512_permutexvar_epi8((__m512i)bytes, packed), (__m512i)shifts);
+}
+
+INLINE __m512i value_of(const struct lookup *lookup, __m512i codes, const uint32_t bits, const bool is_value)
+{
+	return is_value ? mask_codes(codes, bits) : look_up(lookup, codes, bits);
+}
+
+/* Values of channels [WORDS * v, + WORDS) of each of two rows. */
+INLINE void values_of_rows(const struct lookup *lookup, const uint8_t *a, const uint8_t *b, uint32_t v,
+	const uint32_t bits, const bool is_value, __m512i out[2])
+{
+	out[0] = value_of(lookup, codes_of(a, v, bits), bits, is_value);
+	out[1] = value_of(lookup, codes_of(b, v, bits), bits, is_value);
+}
+
+/* Values of channels [LANES * v, + 2 * LANES) of two rows in turn. */
+INLINE void values_of_pairs(const struct lookup *lookup, const uint8_t *a, const uint8_t *b, uint32_t v,
+	const uint32_t bits, const bool is_value, __m512i out[2])
+{
+	out[0] = value_of(lookup, codes_of_two(a, b, v, bits), bits, is_value);
+	out[1] = value_of(lookup, codes_of_two(a, b, v + 1, bits), bits, is_value);
 }
 
 INLINE __m512i insert_128(__m512i to, __mmask16 lanes, const uint8_t *from)
