@@ -123,23 +123,21 @@ struct kv_plan_visitor {
 };
 void kv_plan_visit_blocks(const struct kv_plan *plan, struct kv_plan_visitor *visitor);
 
-/* Tenants that are told apart in one batch; those beyond share a number. */
-#define KV_PLAN_TENANTS_MAX 64u
-
 /* Which of the waiting requests go into the next batch, and in which order. */
 struct kv_candidate {
 	uint32_t session_idx; /* same number, same session */
-	uint32_t tenant_idx;  /* below KV_PLAN_TENANTS_MAX; the same for a session's requests */
-	uint32_t weight;  /* of the tenant, at least 1; those that share a number have that of the first */
-	uint64_t n_bytes; /* what it takes: of the request and its reply */
-	bool is_decode;   /* DECODE or APPEND_DECODE */
-	bool is_ready;    /* false: skip it and everything of its session behind it */
+	uint32_t tenant_idx;  /* below KV_TENANTS_MAX; the same for a session's requests */
+	uint32_t weight;      /* of the tenant, at least 1 */
+	uint64_t n_bytes;     /* what it takes: of the request and its reply */
+	bool is_decode;       /* DECODE or APPEND_DECODE */
+	bool is_ready;        /* false: skip it and everything of its session behind it */
 };
 /*
  * Decodes first where no earlier request of their session waits, then the rest; the order within a session
  * never changes. In both parts tenants take turns by bytes, as their weights say, and a tenant's requests
  * come in order of arrival. Writes indices into `order`, returns their number (at most n). `scratch` is [n]
- * bytes, `links` [n]. O(n * n) only within one session's share; n is at most the number of request slots.
+ * bytes, `links` [n]. O(n * n) only within one session's share, O(n * log n) over any number of tenants; n is
+ * at most the number of request slots.
  */
 uint32_t kv_plan_pick(const struct kv_candidate candidates[], uint32_t n, uint32_t order[], uint8_t scratch[],
 	uint32_t links[]);

@@ -201,14 +201,29 @@ bool srv_http_is_refused(
 	return is_refused_by_login(request, route ? route->access : SRV_ACCESS_READ, result);
 }
 
+/* As it stands in an address: what is no letter, digit or one of "-._~" cannot look like another word. */
+static void escape_name(const char *name, char *out, size_t n_bytes)
+{
+	size_t used = 0;
+
+	out[0] = '\0';
+	for (const unsigned char *c = (const unsigned char *)name; *c && used + 4 <= n_bytes; c++) {
+		const bool is_plain = (*c >= '0' && *c <= '9') ||
+			((*c | 0x20) >= 'a' && (*c | 0x20) <= 'z') || strchr("-._~", *c);
+
+		used += (size_t)snprintf(out + used, n_bytes - used, is_plain ? "%c" : "%%%02X", *c);
+	}
+}
+
 void srv_http_audit(struct srv_http_request *request, unsigned http_status)
 {
-	char peer[80];
+	char peer[80], name[3 * SRV_HTTP_NAME_BYTES + 1];
 	const char *who = request->who                                                   ? request->who
 		: request->settings && srv_http_tls_asks_clients(request->settings->tls) ? "a certificate"
 											 : "nobody";
 
 	peer_text(request, peer, sizeof(peer));
+	escape_name(request->names[0], name, sizeof(name));
 	srv_log_audit("audit %s %s%s%s by %s from %s status %u", request->route->method, request->route->path,
-		request->names[0][0] ? " " : "", request->names[0], who, peer, http_status);
+		name[0] ? " " : "", name, who, peer, http_status);
 }

@@ -1,6 +1,8 @@
 /*
- * One write(2) per line, so that lines of two threads never mix. A line is cut at LINE_BYTES_MAX; control
- * characters (a peer may have chosen them) are replaced, so that one event is always exactly one line.
+ * One write(2) per line, so that lines of two threads never mix. A line is cut at LINE_BYTES_MAX. What is not
+ * printable ASCII (a peer may have chosen it) is written as \xNN, so that one event is always exactly one
+ * line and no byte of a peer reaches a terminal or a collector as it came; a backslash is doubled, so that
+ * this can be told from what looks like it.
  */
 #include "server/log.h"
 
@@ -36,19 +38,40 @@ static bool is_written(enum srv_log_level level)
 	return (int)level <= atomic_load_explicit(&level_max, memory_order_relaxed);
 }
 
+/* Returns the bytes written; never half of an escape. */
+static size_t escape(const char *text, char *out, size_t n_bytes)
+{
+	static const char digits[] = "0123456789abcdef";
+	size_t used = 0;
+
+	for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+		const bool is_plain = *c >= 0x20 && *c < 0x7F;
+		const size_t n = !is_plain ? 4 : *c == '\\' ? 2 : 1;
+
+		if (n > n_bytes - used)
+			break;
+		if (n > 1)
+			out[used++] = '\\';
+		if (n == 4) {
+			out[used++] = 'x';
+			out[used++] = digits[*c >> 4];
+			out[used++] = digits[*c & 15];
+		} else {
+			out[used++] = (char)*c;
+		}
+	}
+	return used;
+}
+
 /* n_suppressed > 0: says at the end how many lines of this kind were left out. */
 static void write_line(enum srv_log_level level, uint64_t n_suppressed, const char *fmt, va_list args)
 {
-	char line[LINE_BYTES_MAX + 64];
+	char text[LINE_BYTES_MAX], line[LINE_BYTES_MAX + 64];
 	/* The level is for journald and whoever collects the lines; a person at a terminal reads without. */
 	size_t used = isatty(STDERR_FILENO) ? 0 : (size_t)snprintf(line, sizeof(line), "<%d>", (int)level);
-	int n = vsnprintf(line + used, LINE_BYTES_MAX - used, fmt, args);
 
-	if (n > 0)
-		used += strlen(line + used);
-	for (size_t i = 0; i < used; i++)
-		if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F)
-			line[i] = '?';
+	if (vsnprintf(text, sizeof(text), fmt, args) > 0)
+		used += escape(text, line + used, LINE_BYTES_MAX - 1 - used);
 	if (n_suppressed > 0)
 		used += (size_t)snprintf(line + used, sizeof(line) - used, ", left_out %llu",
 			(unsigned long long)n_suppressed);

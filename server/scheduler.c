@@ -150,26 +150,10 @@ static bool seal_request(struct srv_server *server, struct srv_flight *flight, s
 	return true;
 }
 
-/* A small number for the tenant; the last one is shared by all that there is none left for. */
-static uint32_t tenant_number(uint64_t tenants[KV_PLAN_TENANTS_MAX], uint32_t *n_tenants, uint64_t tenant)
-{
-	uint32_t i = 0;
-
-	while (i < *n_tenants && tenants[i] != tenant)
-		i++;
-	if (i < *n_tenants)
-		return i;
-	if (*n_tenants == KV_PLAN_TENANTS_MAX)
-		return KV_PLAN_TENANTS_MAX - 1;
-	tenants[(*n_tenants)++] = tenant;
-	return i;
-}
-
 static uint32_t collect(struct srv_lane *lane, struct srv_request *waiting[],
 	struct kv_candidate candidates[], uint32_t n_max)
 {
-	uint64_t tenants[KV_PLAN_TENANTS_MAX];
-	uint32_t n = 0, n_tenants = 0;
+	uint32_t n = 0;
 
 	kv_list_for_each (node, &lane->queue) {
 		struct srv_request *request = kv_container_of(node, struct srv_request, link);
@@ -180,8 +164,7 @@ static uint32_t collect(struct srv_lane *lane, struct srv_request *waiting[],
 		candidates[n] = (struct kv_candidate){
 			/* A closed session has nothing queued, so the handle's slot names it. */
 			.session_idx = (uint32_t)(request->header.session & 0xFFFF),
-			.tenant_idx = tenant_number(
-				tenants, &n_tenants, request->session ? request->session->tenant : 0),
+			.tenant_idx = request->payer,
 			.weight = kv_tenant_policy_of(kv_domain_tenants(lane->pool->domain), request->payer)
 					  ->weight,
 			.n_bytes = request->charged_bytes,

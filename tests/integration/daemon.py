@@ -52,6 +52,11 @@ class Daemon:
     def log(self):
         return self.log_path.read_bytes()[self.log_start:].decode(errors="replace")
 
+    def check_log(self):
+        """Every line begins with its level and is printable ASCII, whatever clients called themselves or asked for."""
+        for line in self.log_path.read_bytes()[self.log_start:].splitlines():
+            assert re.fullmatch(rb"<[0-7]>[\x20-\x7e]*", line), line
+
     def _wait_for(self, pattern):
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
@@ -141,6 +146,8 @@ class Daemon:
             code = self.stop()
         if error[0] is not None:
             print(self.log())
+        else:
+            self.check_log()
         if self.owns_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         if error[0] is None and code not in (None, 0):

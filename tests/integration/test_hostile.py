@@ -1,5 +1,6 @@
 """Peers that are wrong, slow, gone or malicious. Each leaves the daemon as it was, and others do not notice."""
 
+import json
 import os
 import random
 import socket
@@ -28,6 +29,7 @@ class Hostile(unittest.TestCase):
     def tearDownClass(cls):
         code = cls.daemon.stop()
         assert code == 0, (code, cls.daemon.log())
+        cls.daemon.check_log()
 
     def setUp(self):
         self.before = self.settled()
@@ -281,6 +283,63 @@ class Idle(unittest.TestCase):
                 time.sleep(0.1)
             self.assertEqual(daemon.get("/v1/connections")["connections"], [])
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+TEXTS = [b"\xff\xfe",
+         "\u00e4\u202e\u2028".encode(), b"a\n<0>b\r\x1b[2J", b"\x7f\x80\x9b1m", b"x by ops from 10.0.0.1:1 status 200", b"\\x0a%s%n"]
+
+
+class Words(unittest.TestCase):
+    """What clients call themselves and ask for stands in lines of the log as printable ASCII, and no client writes a line of its
+    own, or a word of one. Daemon.check_log() looks at every line, here and in every other test."""
+
+    def exchange(self, daemon, data, is_whole=True):
+        host, port = daemon.http.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), 60) as one:
+            one.sendall(data)
+            while is_whole and one.recv(65536):
+                pass
+
+    def http(self, daemon, text):
+        quoted = b"".join(b"%%%02X" % byte for byte in text)
+        raw = text.translate(None, b" \r\n\0")
+        post = (b"POST /v1/%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s")
+        for target in (quoted, raw):
+            for path in (b"pools/", b"sessions/", b"tenants/", b"prefixes/", b""):
+                self.exchange(daemon, b"DELETE /v1/%s%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % (path, target),
+                              target == quoted)
+        for header in (b"Host: %s", b"Host: localhost\r\nOrigin: %s", b"Host: localhost\r\nAuthorization: Bearer %s", b"%s: x", b"%s"):
+            self.exchange(daemon, b"DELETE /v1/pools/none HTTP/1.1\r\nConnection: close\r\n" + header % raw + b"\r\n\r\n", False)
+        self.exchange(daemon, raw + b" /v1/pools HTTP/1.1\r\nHost: localhost\r\n\r\n", False)
+        self.exchange(daemon, text, False)
+        word = json.dumps(text.decode("latin-1")).encode()
+        wide = json.dumps(text.decode("latin-1"), ensure_ascii=False).encode()
+        for name in (word, wide, b'"' + text + b'"'):
+            for path, body in ((b"pools", b'{"name": %s, "layers": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 64, "blocks": 4}'),
+                               (b"snapshot", b'{"name": %s}'), (b"restore", b'{"name": %s}'), (b"reload", b'{%s: 1}')):
+                body = body % name
+                self.exchange(daemon, post % (path, len(body), body))
+
+    def data(self, daemon, text):
+        for first in (frames.hello(name=text), frames.hello(token=text), text + b"\0" * 64, b"TKV1" + text + b"\0" * 64):
+            with frames.Raw(daemon.addr) as raw:
+                if raw.call(first).status == 0:
+                    raw.call(frames.open_session(text))
+                    raw.call(frames.open_session(b"exact", text, lease_ms=60000))
+
+    def test_no_client_writes_into_the_log(self):
+        with Daemon("--pool", EXACT) as daemon:
+            self.assertEqual(daemon.request("PUT", "/v1/log-level", {"level": "debug"})[0], 200)
+            for text in TEXTS:
+                self.http(daemon, text)
+                self.data(daemon, text)
+            log = daemon.log()
+            self.assertIn("audit DELETE /v1/pools/{name} %FF%FE by nobody from", log)
+            self.assertIn("audit DELETE /v1/pools/{name} x%20by%20ops%20from%2010.0.0.1%3A1%20status%20200 by nobody from", log)
+            self.assertNotIn("by ops from", log)
+            self.assertNotIn("<0>", log)
+            daemon.check_log()
 
 
 if __name__ == "__main__":

@@ -61,11 +61,26 @@ START_TEST(test_log_level)
 }
 END_TEST
 
-/* Text that a peer chose cannot start a line of its own or speak to a terminal. */
-START_TEST(test_log_control_characters)
+/* Whatever bytes a peer chose, they cannot start a line of their own, speak to a terminal or break a text
+ * that is read as UTF-8; and what was written can be told from what only looks like it. */
+START_TEST(test_log_escapes)
 {
 	srv_log(SRV_LOG_INFO, "name %s", "a\n<0>b\x1b[2J\x7f");
-	ck_assert_str_eq(written(), "<6>name a?<0>b?[2J?\n");
+	ck_assert_str_eq(written(), "<6>name a\\x0a<0>b\\x1b[2J\\x7f\n");
+	srv_log(SRV_LOG_INFO, "%s", "\xc3\xa4 \xff \\xff");
+	ck_assert_str_eq(written(), "<6>\\xc3\\xa4 \\xff \\\\xff\n");
+	for (unsigned byte = 1; byte < 256; byte++) {
+		char text[2] = { (char)byte }, expected[16];
+
+		srv_log(SRV_LOG_INFO, "%s", text);
+		if (byte >= 0x20 && byte < 0x7F && byte != '\\')
+			snprintf(expected, sizeof(expected), "<6>%s\n", text);
+		else if (byte == '\\')
+			snprintf(expected, sizeof(expected), "<6>\\\\\n");
+		else
+			snprintf(expected, sizeof(expected), "<6>\\x%02x\n", byte);
+		ck_assert_str_eq(written(), expected);
+	}
 }
 END_TEST
 
@@ -80,6 +95,11 @@ START_TEST(test_log_long_line)
 
 	ck_assert_uint_eq(strlen(line), 1024);
 	ck_assert_ptr_eq(strchr(line, '\n'), line + 1023);
+	memset(text, '\xff', sizeof(text) - 1);
+	srv_log(SRV_LOG_INFO, "%s", text);
+	line = written();
+	ck_assert_uint_eq(strlen(line), 3 + 255 * 4 + 1); /* no half of an escape */
+	ck_assert_str_eq(line + 3 + 254 * 4, "\\xff\n");
 }
 END_TEST
 
@@ -109,7 +129,7 @@ int main(void)
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_test(tcase, test_log_line);
 	tcase_add_test(tcase, test_log_level);
-	tcase_add_test(tcase, test_log_control_characters);
+	tcase_add_test(tcase, test_log_escapes);
 	tcase_add_test(tcase, test_log_long_line);
 	tcase_add_test(tcase, test_log_limited);
 	suite_add_tcase(suite, tcase);

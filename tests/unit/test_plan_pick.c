@@ -1,4 +1,5 @@
 #include "core/plan.h"
+#include "core/tenant.h"
 #include "tests/lib/kv_core_test.h"
 
 /*
@@ -148,6 +149,63 @@ START_TEST(test_plan_pick_shares_between_tenants)
 }
 END_TEST
 
+/* The candidates of one tenant, in order of arrival, as plain loops find them. */
+static void assert_turns(const struct kv_candidate list[], const uint32_t order[], uint32_t n)
+{
+	static uint64_t given[KV_TENANTS_MAX];
+	static bool is_given[512];
+
+	memset(given, 0, sizeof(given));
+	memset(is_given, 0, sizeof(is_given));
+	for (uint32_t k = 0; k < n; k++) {
+		uint32_t next = UINT32_MAX;
+
+		for (uint32_t i = 0; i < n; i++) {
+			if (is_given[i])
+				continue;
+			if (next == UINT32_MAX ||
+				given[list[i].tenant_idx] * list[next].weight <
+					given[list[next].tenant_idx] * list[i].weight)
+				next = i;
+		}
+		ck_assert_uint_eq(order[k], next);
+		is_given[next] = true;
+		given[list[next].tenant_idx] += list[next].n_bytes;
+	}
+}
+
+/* Every tenant has a turn of its own, with its own weight, however many there are: one to 512 of them. */
+START_TEST(test_plan_pick_knows_any_number_of_tenants)
+{
+	enum { N = 512 };
+	uint64_t seed = 0x5EED0007;
+
+	printf("test_plan_pick: seed %llx\n", (unsigned long long)seed);
+	for (uint32_t round = 0; round < 10; round++) {
+		static struct kv_candidate list[N];
+		static uint32_t order[N], links[N];
+		static uint8_t scratch[N];
+		const uint32_t n_tenants = 1u << round, base = KV_TENANTS_MAX - n_tenants;
+
+		for (uint32_t i = 0; i < N; i++) {
+			const uint32_t tenant =
+				i < n_tenants ? i : (uint32_t)(kv_test_random(&seed) % n_tenants);
+
+			list[i] = (struct kv_candidate){
+				.session_idx = i,
+				.tenant_idx = base + tenant,
+				.weight = 1 + tenant % KV_TENANT_WEIGHT_MAX,
+				.n_bytes = 1 + kv_test_random(&seed) % (1 << 20),
+				.is_decode = true,
+				.is_ready = true,
+			};
+		}
+		ck_assert_uint_eq(kv_plan_pick(list, N, order, scratch, links), N);
+		assert_turns(list, order, N);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("plan_pick");
@@ -157,6 +215,7 @@ int main(void)
 	tcase_add_test(tcase, test_plan_pick_skips_what_is_not_ready);
 	tcase_add_test(tcase, test_plan_pick_keeps_the_order_of_sessions);
 	tcase_add_test(tcase, test_plan_pick_shares_between_tenants);
+	tcase_add_test(tcase, test_plan_pick_knows_any_number_of_tenants);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
 }
