@@ -58,13 +58,14 @@ enum kv_status kv_audit_open_slot(struct kv_domain *domain, uint32_t slot_idx, s
 
 static enum kv_status audit_slots(struct kv_domain *domain, struct kv_error *err)
 {
-	uint32_t n_open = 0, n_closing = 0, n_staged = 0, n_free = 0;
+	uint32_t n_open = 0, n_owned = 0, n_closing = 0, n_staged = 0, n_free = 0;
 	enum kv_status status = KV_OK;
 
 	for (uint32_t i = 0; i < domain->n_slots_touched && status == KV_OK; i++) {
 		switch (domain->slots[i].session.state) {
 		case KV_SESSION_OPEN:
 			n_open++;
+			n_owned += domain->slots[i].session.owner_id != 0;
 			status = kv_audit_open_slot(domain, i, err);
 			break;
 		case KV_SESSION_CLOSING:
@@ -82,6 +83,8 @@ static enum kv_status audit_slots(struct kv_domain *domain, struct kv_error *err
 		n_free++;
 	if (status == KV_OK)
 		status = kv_audit_equal(err, "open sessions", domain->n_sessions, n_open);
+	if (status == KV_OK)
+		status = kv_audit_equal(err, "sessions with an owner", domain->n_owned, n_owned);
 	if (status == KV_OK)
 		status = kv_audit_equal(err, "sessions in the lease heap", domain->n_leases, n_open);
 	if (status == KV_OK)

@@ -101,3 +101,8 @@ uint32_t kv_domain_n_sessions(const struct kv_domain *domain)
 {
 	return domain->n_sessions;
 }
+
+uint32_t kv_domain_n_owned(const struct kv_domain *domain)
+{
+	return domain->n_owned;
+}

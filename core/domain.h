@@ -259,6 +259,8 @@ uint64_t kv_session_next_expiry_ns(const struct kv_domain *domain);
 /* Iteration by slot: the first open session with slot >= *slot; moves *slot behind it; NULL at the end. */
 struct kv_session *kv_session_next(struct kv_domain *domain, uint32_t *slot);
 uint32_t kv_domain_n_sessions(const struct kv_domain *domain);
+/* Those that somebody owns. */
+uint32_t kv_domain_n_owned(const struct kv_domain *domain);
 /* Quotas and what they are charged with; sessions, sequences and blocks are charged by the domain itself. */
 struct kv_tenants *kv_domain_tenants(struct kv_domain *domain);
 /* The connection is gone: it owns nothing any more; leases run on from now. */

@@ -52,7 +52,7 @@ struct kv_domain {
 	uint64_t *open_bits;            /* bit per slot: OPEN */
 	uint32_t n_slots_touched;       /* slots from here on were never used */
 	uint32_t free_first, free_last; /* slots that may be used again, longest free first */
-	uint32_t n_sessions, n_closing, n_staged;
+	uint32_t n_sessions, n_owned, n_closing, n_staged;
 	struct kv_capture *capture;         /* NULL: no snapshot is being written */
 	struct kv_stage *stage;             /* NULL: nothing is being restored */
 	struct kv_tally *tally;             /* NULL: no audit runs */

@@ -49,11 +49,15 @@ static void set_owner(struct kv_domain *domain, struct kv_session_slot *slot, ui
 {
 	const uint32_t idx = kv_slot_idx(domain, slot);
 
-	if (slot->session.owner_id != 0)
+	if (slot->session.owner_id != 0) {
 		kv_hash_index_remove(&domain->owners, kv_owner_hash(domain, slot->session.owner_id), idx);
+		domain->n_owned--;
+	}
 	slot->session.owner_id = owner_id;
-	if (owner_id != 0)
+	if (owner_id != 0) {
 		kv_hash_index_insert(&domain->owners, kv_owner_hash(domain, owner_id), idx);
+		domain->n_owned++;
+	}
 }
 
 static bool has_free_slot(const struct kv_domain *domain)

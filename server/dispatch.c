@@ -335,7 +335,7 @@ static void dispatch_session(struct srv_conn *conn, const uint8_t *body)
 		return;
 	case KVP_OP_UPDATE_SLOTS:
 	case KVP_OP_DECODE_TABLE:
-		if (server->is_draining)
+		if (server->stopped_ns != 0)
 			srv_refuse_status(conn, KV_DRAINING, KVP_AT_OPCODE, NULL);
 		else if (conn->header.opcode == KVP_OP_UPDATE_SLOTS)
 			srv_slots_dispatch(conn, session, body);

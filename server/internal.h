@@ -37,7 +37,8 @@
 #define SRV_EXPIRE_PER_TURN  16u
 #define SRV_PREFIX_LOOKS     64u /* published blocks per turn that may be too old */
 #define SRV_EVENTS_PER_TURN  256u
-#define SRV_TIMER_SCAN_NS    (20 * KV_NS_PER_MS) /* how late a peer's timeout may be noticed */
+#define SRV_DRAIN_LAST_NS    (1000 * KV_NS_PER_MS) /* behind drain_timeout_ms, to answer what is in flight */
+#define SRV_TIMER_SCAN_NS    (20 * KV_NS_PER_MS)   /* how late a peer's timeout may be noticed */
 #define SRV_RETRY_AFTER_MS   10u
 #define SRV_LINGER_NS        (500 * KV_NS_PER_MS) /* after a fatal error frame: time for the peer to read it */
 #define SRV_DEEP_WAITING_MAX 8u
@@ -291,9 +292,10 @@ struct srv_server {
 	uint64_t now_ns, started_ns, turns, last_event_ns, next_timer_ns;
 	bool is_draining, is_lost, has_finished; /* has_finished: a request ended this turn */
 	bool has_saved;                          /* the snapshot of draining was begun */
-	uint64_t drain_end_ns;
-	uint64_t batch_ns; /* from sealing to reaping, of the last batch */
-	uint64_t n_work;   /* counted per turn by the simulation: released blocks */
+	uint64_t drain_end_ns;                   /* of draining: until when sessions go on */
+	uint64_t stopped_ns;                     /* since when draining takes no more rows; 0: it does */
+	uint64_t batch_ns;                       /* from sealing to reaping, of the last batch */
+	uint64_t n_work;                         /* counted per turn by the simulation: released blocks */
 	struct srv_control *parked,
 		*parked_last; /* control requests that go on in a later turn, oldest first */
 	uint32_t n_parked;

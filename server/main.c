@@ -284,7 +284,9 @@ static void turn_until_done(struct parts *parts)
 		look_after_reload(parts, &n_reloads_seen);
 		if (n_stop_signals > n_seen) {
 			n_seen = n_stop_signals;
-			srv_log(SRV_LOG_INFO, "stopping: answering what is in flight");
+			srv_log(SRV_LOG_INFO,
+				"stopping: sessions go on for at most drain_timeout_ms, what is in flight is "
+				"answered");
 			srv_server_drain(server);
 		}
 		/* By a signal, or over HTTP. */

@@ -66,7 +66,7 @@
 	N(hello_timeout_ms, 5000, 10, 3600000, "time for HELLO after connecting")                           \
 	B(min_rate_bytes_per_s, 65536, 0, 1073741824,                                                       \
 		"slowest rate of a peer's payload, and of its reading, 0 = any")                            \
-	N(drain_timeout_ms, 10000, 0, 3600000, "after SIGTERM: time for requests in flight")                \
+	N(drain_timeout_ms, 10000, 0, 3600000, "after SIGTERM: how long sessions go on")                    \
 	N(busy_poll_us, 0, 0, 1000000, "spin so long for events before sleeping")                           \
 	N(self_test_interval_ms, 10000, 100, 3600000, "period of the known-answer decode behind /readyz")   \
 	N(audit_interval_ms, 60000, 0, 86400000,                                                            \

@@ -143,7 +143,7 @@ void srv_rows_dispatch(struct srv_conn *conn, const uint8_t *body)
 	struct srv_lane *lane = &server->lanes[session->pool->pool_idx];
 	const struct kvp_geometry geometry = srv_geometry_of(lane, rows->layer_first);
 
-	if (server->is_draining) {
+	if (server->stopped_ns != 0) {
 		srv_refuse_status(conn, KV_DRAINING, KVP_AT_OPCODE, NULL);
 		return;
 	}

@@ -263,15 +263,39 @@ static void take_control(struct srv_server *server)
 	}
 }
 
-/* Once what was in flight is answered, or its time is over. */
-static void save_before_end(struct srv_server *server)
+/* No request is anywhere between its first byte and the last one of its reply. */
+static bool is_quiet(const struct srv_server *server)
+{
+	if (server->slots[0].n_used > 0 || server->slots[1].n_used > 0 || srv_scheduler_in_flight(server) > 0)
+		return false;
+	kv_list_for_each (node, &server->conns_open) {
+		const struct srv_conn *conn = kv_container_of(node, struct srv_conn, link);
+
+		if (conn->is_send_posted || conn->filling || conn->sm.state == CONN_PAYLOAD)
+			return false;
+	}
+	return true;
+}
+
+/* What is in flight is answered, or its time is over, too. */
+static bool is_answered(const struct srv_server *server)
+{
+	return server->stopped_ns != 0 &&
+		(is_quiet(server) || server->now_ns >= server->drain_end_ns + SRV_DRAIN_LAST_NS);
+}
+
+/* Sessions go on until nobody that is here has one, or the time is over. Behind that comes the snapshot. */
+static void drain_step(struct srv_server *server)
 {
 	struct kv_error err = { 0 };
-	const bool is_quiet = server->slots[0].n_used == 0 && server->slots[1].n_used == 0;
 
-	if (!server->is_draining || !server->options->snapshot_on_drain || server->has_saved ||
-		srv_checkpoint_is_running(server->checkpoint) ||
-		(!is_quiet && server->now_ns < server->drain_end_ns))
+	if (!server->is_draining)
+		return;
+	if (server->stopped_ns == 0 &&
+		(server->now_ns >= server->drain_end_ns || kv_domain_n_owned(server->domain) == 0))
+		server->stopped_ns = server->now_ns;
+	if (!server->options->snapshot_on_drain || server->has_saved || !is_answered(server) ||
+		srv_checkpoint_is_running(server->checkpoint))
 		return;
 	server->has_saved = true;
 	if (srv_checkpoint_save(server->checkpoint, SRV_CHECKPOINT_DRAIN_NAME, 0, &err) != KV_OK)
@@ -280,7 +304,7 @@ static void save_before_end(struct srv_server *server)
 
 static void pass_time(struct srv_server *server)
 {
-	save_before_end(server);
+	drain_step(server);
 	if (server->now_ns >= server->next_timer_ns) {
 		srv_conns_scan_timed(server);
 		server->next_timer_ns = server->now_ns + SRV_TIMER_SCAN_NS;
@@ -402,8 +426,10 @@ int64_t srv_server_wait_ns(struct srv_server *server)
 	if (!server->probe.is_running && !server->is_lost)
 		wait_ns = until(now_ns, server->probe.next_ns, wait_ns);
 	/* A snapshot that takes longer ends with an event. */
-	if (server->is_draining && server->now_ns < server->drain_end_ns)
+	if (server->is_draining && server->stopped_ns == 0)
 		wait_ns = until(now_ns, server->drain_end_ns, wait_ns);
+	else if (server->is_draining && server->now_ns < server->drain_end_ns + SRV_DRAIN_LAST_NS)
+		wait_ns = until(now_ns, server->drain_end_ns + SRV_DRAIN_LAST_NS, wait_ns);
 	if (srv_scheduler_is_refused(server) ||
 		(server->backend_fd < 0 && srv_scheduler_in_flight(server) > 0))
 		wait_ns = until(now_ns, now_ns + KV_NS_PER_MS, wait_ns);
@@ -420,31 +446,18 @@ void srv_server_drain(struct srv_server *server)
 	server->drain_end_ns = server->now_ns + server->options->drain_timeout_ms * KV_NS_PER_MS;
 	server->io->ops->stop_listening(server->io);
 	srv_conns_goaway(server);
-}
-
-static bool is_sending(const struct srv_server *server)
-{
-	kv_list_for_each (node, &server->conns_open) {
-		const struct srv_conn *conn = kv_container_of(node, struct srv_conn, link);
-
-		if (conn->is_send_posted || conn->filling || conn->sm.state == CONN_PAYLOAD)
-			return true;
-	}
-	return false;
+	drain_step(server);
 }
 
 bool srv_server_is_done(const struct srv_server *server)
 {
-	const bool is_quiet = server->slots[0].n_used == 0 && server->slots[1].n_used == 0 &&
-		srv_scheduler_in_flight(server) == 0 && !is_sending(server);
-
 	if (server->is_lost)
-		return is_quiet || server->now_ns - server->last_event_ns > 1000 * KV_NS_PER_MS;
+		return is_quiet(server) || server->now_ns - server->last_event_ns > 1000 * KV_NS_PER_MS;
 	if (!server->is_draining || srv_checkpoint_is_running(server->checkpoint))
 		return false;
 	if (server->options->snapshot_on_drain && !server->has_saved)
 		return false;
-	return is_quiet || server->now_ns >= server->drain_end_ns;
+	return is_answered(server);
 }
 
 bool srv_server_is_draining(const struct srv_server *server)

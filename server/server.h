@@ -53,7 +53,11 @@ int64_t srv_server_wait_ns(struct srv_server *server);
  * failure only leaves the daemon empty.
  */
 KV_MUST_CHECK enum kv_status srv_server_restore(struct srv_server *server, struct kv_error *err);
-/* Stop accepting; once nothing is in flight (or the drain time is over) is_done() is true. */
+/*
+ * No new connections and sessions. Those that are there go on until nobody has one any more, or for
+ * drain_timeout_ms; then what is in flight is answered, the snapshot is written where one is asked for, and
+ * is_done() is true.
+ */
 void srv_server_drain(struct srv_server *server);
 bool srv_server_is_done(const struct srv_server *server);
 bool srv_server_is_draining(const struct srv_server *server);

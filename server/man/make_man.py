@@ -24,7 +24,7 @@ commands need no daemon.
 """),
 }
 SIGNALS = [
-    ("SIGTERM, SIGINT", "Drain: no new sessions, what is in flight is answered, then the daemon ends with 0."),
+    ("SIGTERM, SIGINT", "Drain: no new sessions; those that are there go on for drain_timeout_ms, then the daemon ends with 0."),
 ]
 FILES = [("/run/tqkv/tqkvd.sock", "the default data address"),
          ("/run/tqkv/tqkvd.sock.lock", "held while the daemon runs, so that two never share an address")]

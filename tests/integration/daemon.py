@@ -38,6 +38,8 @@ class Daemon:
         self.addr = f"unix:{self.path}"
         command = [*wrapper, BUILD / program, "--listen", self.addr, "--listen", "tcp:127.0.0.1:0", "--http",
                    "127.0.0.1:0", "--memory", "256MiB", "--io", os.environ.get("TQKV_IO", "auto"), *args]
+        if "--drain-timeout-ms" not in args:
+            command += ["--drain-timeout-ms", "500"]  # tests stop daemons with sessions that are there
         if "--backend" not in args:
             # Answers are compared with exact ones, within bounds that only the scalar backend keeps.
             command += ["--backend", os.environ.get("TQKV_BACKEND", "cpu-scalar")]

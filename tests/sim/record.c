@@ -65,9 +65,9 @@ static void begin_plan(struct sim_world *world, struct sim_request *request, con
 	SIM_CHECK(session->owner_id == slot->conn->id, "request %llu is planned for another connection",
 		(unsigned long long)request->id);
 	/* A READ may still carry rows away. */
-	SIM_CHECK(world->drain_ns == 0 || request->sent_ns <= world->drain_ns ||
+	SIM_CHECK(world->server->stopped_ns == 0 || request->sent_ns <= world->server->stopped_ns ||
 			!(sim_request_is_rows(request) || sim_request_is_tables(request)),
-		"request %llu was sent after draining began, and is planned",
+		"request %llu was sent after draining had stopped, and is planned",
 		(unsigned long long)request->id);
 	request->planned_seq = ++world->model.seq;
 	request->planned_ns = world->server->now_ns;

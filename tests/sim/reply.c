@@ -88,6 +88,9 @@ static bool is_explained(struct sim_peer *peer, struct sim_request *request, con
 	}
 	if (status == KV_DRAINING) {
 		CHECK(peer->world->server->is_draining, "DRAINING while nobody drains");
+		CHECK(peer->world->server->stopped_ns != 0 ||
+				!(sim_request_is_rows(request) || sim_request_is_tables(request)),
+			"DRAINING although sessions go on");
 		CHECK(request->planned_seq == 0, "DRAINING although it was planned");
 		return true;
 	}

@@ -1,5 +1,5 @@
 /*
- * FAILURES rows about leases and bounded work, word by word, in simulated time.
+ * FAILURES rows about leases, reservations and the end, word by word, in simulated time.
  */
 #include "tests/lib/kv_test.h"
 #include "tests/sim/script.h"
@@ -7,23 +7,6 @@
 #define MS KV_NS_PER_MS
 
 static struct sim_world world;
-
-/* One layer of small rows, so that many blocks are little memory. */
-static struct sim_config big_pool(uint64_t seed, uint32_t n_blocks)
-{
-	struct sim_config config = sim_config_plain(seed);
-
-	config.n_pools = 1;
-	config.pools[0] =
-		(struct sim_pool_config){ 1, 1, 1, 16, 16, 16, n_blocks, 100000, "tq4", "tq4", .window = 0 };
-	config.net.delay_ns_max = 0;
-	config.backend.latency_ns_max = 0;
-	config.frame_bytes_max = 4 << 20;
-	config.inflight_bytes_max = 1 << 24;
-	config.audits_every_turn = false;
-	config.audit_interval_ms = 0;
-	return config;
-}
 
 /*
  * FAILURES L11: a client that does nothing but PING keeps its session for ten times its lease; one that is
@@ -53,118 +36,6 @@ START_TEST(test_pings_keep_a_session_and_silence_does_not)
 	ck_assert_uint_lt(world.clock.now_ns - asked_ns, 2 * MS);
 	ck_assert_uint_eq(world.server->counters.sessions_expired, 1);
 	sim_script_end(&world);
-}
-END_TEST
-
-/* Appends a token to each of the first 8 peers' sequences; returns the turns that took. */
-static void append_all(const uint64_t handles[8], uint32_t position)
-{
-	struct sim_request *requests[8];
-
-	for (uint32_t i = 0; i < 8; i++) {
-		requests[i] = sim_script_new(&world.peers[i], KVP_OP_APPEND, handles[i]);
-		sim_script_item(requests[i], 1, position, 1);
-		sim_script_send(requests[i]);
-	}
-	for (uint32_t i = 0; i < 8; i++)
-		ck_assert_int_eq(sim_script_wait(requests[i]), KV_OK);
-}
-
-static void open_eight(uint64_t handles[8])
-{
-	for (uint32_t i = 0; i < 8; i++)
-		handles[i] = sim_script_open(sim_script_connect(&world, i), 0, NULL);
-}
-
-/*
- * FAILURES L14: the reaper takes 10^4 sessions whose leases end together while 8 clients append. At most 1024
- * blocks are given back in a turn (the watched calls fail the test otherwise), and no append waits for it.
- */
-START_TEST(test_reaping_many_sessions_is_bounded)
-{
-	enum { N_SESSIONS = 10000 };
-	struct sim_config config = big_pool(41, N_SESSIONS + 200);
-	uint64_t handles[8], longest_ns = 0;
-
-	config.n_peers = 9;
-	config.sessions_max = config.sequences_max = N_SESSIONS + 8;
-	config.lease_ms = 20000;
-	sim_world_init(&world, &config);
-	open_eight(handles);
-	struct sim_peer *many = sim_script_connect(&world, 8);
-
-	for (uint32_t i = 0; i < N_SESSIONS; i++)
-		ck_assert_int_eq(sim_script_append(many, sim_script_open(many, 0, NULL), 1, 0, 1), KV_OK);
-	ck_assert_uint_eq(kv_domain_n_sessions(world.server->domain), N_SESSIONS + 8);
-	sim_peer_reset(many);
-
-	uint32_t position = 0;
-
-	while (kv_domain_n_sessions(world.server->domain) > 8 ||
-		kv_domain_has_zombies(world.server->domain)) {
-		const uint64_t begun_ns = world.clock.now_ns;
-
-		append_all(handles, position++);
-		if (world.clock.now_ns - begun_ns > longest_ns)
-			longest_ns = world.clock.now_ns - begun_ns;
-		/* In large steps up to the end of the leases, in small ones behind it. */
-		sim_script_pass(&world, world.server->counters.sessions_expired == 0 ? 100 * MS : MS / 100);
-	}
-	ck_assert_uint_eq(world.server->counters.sessions_expired, N_SESSIONS);
-	ck_assert_uint_ge(world.maxima.n_released, 1);
-	ck_assert_uint_le(world.maxima.n_released, 1024);
-	ck_assert_uint_lt(longest_ns, 2 * MS);
-	printf("%u sessions reaped: at most %u blocks in a turn\n", N_SESSIONS, world.maxima.n_released);
-	sim_world_finish(&world, false);
-}
-END_TEST
-
-/*
- * FAILURES P6: 10^5 blocks of idle sequences are evicted for one reservation while another client appends. At
- * most 1024 blocks are given back in a turn, and no append waits for it.
- */
-START_TEST(test_evicting_many_blocks_is_bounded)
-{
-	enum { N_SEQUENCES = 25, N_TOKENS = 64000, N_BLOCKS = N_SEQUENCES * N_TOKENS / 16 };
-	struct sim_config config = big_pool(42, N_BLOCKS + 200);
-	uint64_t handles[8];
-
-	config.n_peers = 10;
-	config.alloc_timeout_ms = 5000;
-	config.lease_ms = 60000;
-	sim_world_init(&world, &config);
-	open_eight(handles);
-	struct sim_peer *idle = sim_script_connect(&world, 8), *wants = sim_script_connect(&world, 9);
-	const uint64_t handle = sim_script_open(idle, 0, NULL);
-
-	for (uint32_t i = 0; i < N_SEQUENCES; i++) {
-		for (uint32_t at = 0; at < N_TOKENS; at += N_TOKENS / 2) {
-			struct sim_request *request = sim_script_new(idle, KVP_OP_APPEND, handle);
-
-			sim_script_item(request, 1 + i, at, N_TOKENS / 2);
-			request->items[0].flags |= KVP_ITEM_EVICTABLE;
-			ck_assert_int_eq(sim_script_call(request), KV_OK);
-		}
-	}
-	ck_assert_uint_ge(sim_script_blocks(&world, 0)->n_owned, N_BLOCKS);
-
-	struct sim_request *open = sim_world_request(&world, wants, KVP_OP_OPEN);
-	const uint64_t turn = sim_where.turn;
-
-	snprintf(open->pool_name, sizeof(open->pool_name), "%s", sim_pool_name(0));
-	open->open.pool_name_bytes = (uint16_t)strlen(open->pool_name);
-	open->open.reserve_blocks = N_BLOCKS;
-	sim_script_send(open);
-	for (uint32_t position = 0; !open->is_replied; position++)
-		append_all(handles, position);
-	ck_assert_int_eq(wants->reply.status, KV_OK);
-	ck_assert_uint_ge(sim_where.turn - turn, N_BLOCKS / 1024);
-	ck_assert_uint_eq(sim_world_pool(&world, 0)->n_evicted_sequences, N_SEQUENCES);
-	ck_assert_uint_ge(world.maxima.n_released, 900);
-	ck_assert_uint_le(world.maxima.n_released, 1024);
-	printf("%u blocks evicted in %u turns: at most %u in one\n", (unsigned)N_BLOCKS,
-		(unsigned)(sim_where.turn - turn), world.maxima.n_released);
-	sim_world_finish(&world, false);
 }
 END_TEST
 
@@ -276,17 +147,113 @@ START_TEST(test_a_promised_length_is_kept_or_evicted)
 }
 END_TEST
 
+/* ---- M11 ---- */
+
+struct drained {
+	struct sim_peer *peer, *other;
+	uint64_t handle, begun_ns;
+};
+
+/* Somebody with a session and somebody without one are there when the daemon is told to stop. */
+static struct drained begin_drain(uint64_t seed)
+{
+	struct sim_config config = sim_config_plain(seed);
+	struct drained drained = { 0 };
+
+	config.drain_timeout_ms = 200;
+	config.lease_ms = 60000;
+	sim_world_init(&world, &config);
+	drained.peer = sim_script_connect(&world, 0);
+	drained.other = sim_script_connect(&world, 1);
+	drained.handle = sim_script_open(drained.peer, 0, "stays");
+	ck_assert_int_eq(sim_script_append(drained.peer, drained.handle, 1, 0, 20), KV_OK);
+	drained.begun_ns = world.clock.now_ns;
+	srv_server_drain(world.server);
+	sim_script_pass(&world, 2 * MS);
+	ck_assert(drained.peer->has_goaway);
+	ck_assert(drained.other->has_goaway);
+	ck_assert(!srv_server_is_done(world.server));
+	return drained;
+}
+
+static enum kv_status try_open(struct sim_peer *peer)
+{
+	struct sim_request *open = sim_script_new(peer, KVP_OP_OPEN, 0);
+
+	snprintf(open->pool_name, sizeof(open->pool_name), "%s", sim_pool_name(0));
+	open->open.pool_name_bytes = (uint16_t)strlen(open->pool_name);
+	return sim_script_call(open);
+}
+
+/* FAILURES M11: OPEN is refused, the session that is there goes on until the deadline, and the exit code is
+ * 0. */
+START_TEST(test_sessions_go_on_until_the_deadline)
+{
+	const struct drained drained = begin_drain(45);
+	struct sim_peer *peer = drained.peer;
+	const uint64_t end_ns = drained.begun_ns + 200 * MS;
+	uint32_t length = 20;
+
+	ck_assert_int_eq(try_open(peer), KV_DRAINING);
+	ck_assert(!sim_net_connect(world.net, &drained.other->address)); /* nobody listens */
+	while (world.clock.now_ns < end_ns - 10 * MS) {
+		ck_assert(!srv_server_is_done(world.server));
+		ck_assert_int_eq(sim_script_append(peer, drained.handle, 1, length++, 1), KV_OK);
+		ck_assert_int_eq(sim_script_decode(peer, drained.handle, 1, length), KV_OK);
+		sim_script_pass(&world, 5 * MS);
+	}
+	/* What is in flight at the deadline is answered, what comes behind it is refused. */
+	sim_backend_hold(world.backend, true);
+	struct sim_request *last = sim_script_new(peer, KVP_OP_APPEND, drained.handle);
+
+	sim_script_item(last, 1, length, 1);
+	sim_script_send(last);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_uint_gt(world.clock.now_ns, end_ns);
+	ck_assert(!srv_server_is_done(world.server));
+	ck_assert_int_eq(sim_script_append(peer, drained.handle, 2, 0, 1), KV_DRAINING);
+	sim_backend_hold(world.backend, false);
+	ck_assert_int_eq(sim_script_wait(last), KV_OK);
+	ck_assert_int_eq(last->items[0].outcome.status, KV_OK);
+	sim_script_pass(&world, 2 * MS);
+	ck_assert(srv_server_is_done(world.server));
+	ck_assert_int_eq(srv_server_exit_code(world.server), 0);
+	sim_world_finish(&world, false);
+}
+END_TEST
+
+/* FAILURES M11: the deadline is not waited for when nobody that is there has a session any more. */
+START_TEST(test_draining_ends_when_sessions_do)
+{
+	for (uint32_t is_closed = 0; is_closed < 2; is_closed++) {
+		const struct drained drained = begin_drain(46);
+
+		sim_script_pass(&world, 50 * MS);
+		ck_assert(!srv_server_is_done(world.server));
+		if (is_closed)
+			ck_assert_int_eq(sim_script_close(drained.peer, drained.handle), KV_OK);
+		else
+			sim_peer_reset(drained.peer);
+		sim_script_pass(&world, 5 * MS);
+		ck_assert(srv_server_is_done(world.server));
+		ck_assert_uint_lt(world.clock.now_ns, drained.begun_ns + 70 * MS);
+		ck_assert_int_eq(srv_server_exit_code(world.server), 0);
+		sim_world_finish(&world, false);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("sim_lifecycle");
 	TCase *tcase = tcase_create("lifecycle");
 
-	tcase_set_timeout(tcase, 240);
+	tcase_set_timeout(tcase, 60);
 	tcase_add_test(tcase, test_pings_keep_a_session_and_silence_does_not);
-	tcase_add_test(tcase, test_reaping_many_sessions_is_bounded);
-	tcase_add_test(tcase, test_evicting_many_blocks_is_bounded);
 	tcase_add_test(tcase, test_all_blocks_or_none);
 	tcase_add_test(tcase, test_a_promised_length_is_kept_or_evicted);
+	tcase_add_test(tcase, test_sessions_go_on_until_the_deadline);
+	tcase_add_test(tcase, test_draining_ends_when_sessions_do);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
 }
