@@ -1,5 +1,6 @@
 """The control API of a real daemon: what every route tells, that the sums hold, and what it refuses."""
 
+import collections
 import http.client
 import json
 import os
@@ -14,6 +15,7 @@ import time
 import unittest
 
 import frames
+import tqkv
 from daemon import BUILD, DEMO, EXACT, PATIENCE_S, ROOT, Daemon
 
 ROW = struct.pack("<64f", *[0.5 * i - 16 for i in range(64)])  # exact: 2 kv heads of 32
@@ -254,19 +256,22 @@ class Sums(Case):
                 self.assertEqual(sums.get((pool["name"], member), 0), pool["memory"][member], member)
 
     def rejected(self):
-        return sum(value for name, value in self.daemon.metrics().items() if name.startswith("tqkv_rejected_total{"))
+        """By reason."""
+        return collections.Counter({name.split('"')[1]: int(value) for name, value in self.daemon.metrics().items()
+                                    if name.startswith("tqkv_rejected_total{")})
 
     def test_rejected_counts_refused_items_and_refused_frames(self):
-        """FAILURES P10: each once, whatever the operation."""
+        """FAILURES P10: by reason, each once, whatever the operation; those that a full daemon gives as well."""
         raw = self.raw()
         session = raw.open(b"exact", tokens_max=40)
         nan = struct.pack("<64f", *[float("nan")] * 64)
-        before, n_refused = self.rejected(), 0
+        before, refused = self.rejected(), collections.Counter()
 
         def call(data):
-            nonlocal n_refused
             reply = raw.call(data)
-            n_refused += sum(status != 0 for status in reply.item_statuses()) if reply.items else reply.status != 0
+            for status in reply.item_statuses() if reply.items else [reply.status]:
+                if status != 0:
+                    refused[tqkv.Status(status).name] += 1
             return reply
 
         self.assertEqual(append(raw, session, 1, 0, 20).item_statuses(), [0])
@@ -286,8 +291,21 @@ class Sums(Case):
         self.assertEqual(call(frames.frame(77, session=session)).status, 105)
         self.assertEqual(call(frames.frame(frames.TELL, b"\0" * 16, session=session ^ 1 << 40)).status, 301)
         self.assertEqual(call(frames.open_session(b"nowhere")).status, 300)
-        self.assertEqual(n_refused, 10)
-        self.assertEqual(self.rejected() - before, n_refused)
+        keeper = struct.unpack_from("<Q", call(frames.open_session(b"exact", reserve_blocks=60)).op)[0]
+        self.assertEqual(call(frames.open_session(b"exact", reserve_blocks=60)).status, 400)
+        self.assertEqual(call(frames.open_session(b"exact", reserve_blocks=65)).status, 403)
+        greedy = raw.open(b"exact")
+        items = [(1, 0, 200, 0, 1), (2, 0, 1, 0, 1), (3, 0, 200, 0, 1)]
+        reply = call(frames.rows(frames.APPEND, greedy, items, n_layers=2, k=ROW * 802, v=ROW * 802))
+        self.assertEqual(reply.item_statuses(), [400, 0, 400])
+        self.assertEqual(self.daemon.request("PUT", f"/v1/tenants/{os.getuid()}", {"tokens": 1})[0], 200)
+        reply = call(frames.rows(frames.APPEND, greedy, [(2, 1, 1, 0, 0)], n_layers=2, k=ROW * 2, v=ROW * 2))
+        self.assertEqual(reply.item_statuses(), [401])
+        self.assertEqual(self.daemon.request("DELETE", f"/v1/tenants/{os.getuid()}")[0], 204)
+        self.assertEqual(call(frames.frame(frames.CLOSE, session=keeper)).status, 0)
+        self.assertEqual(refused, {"POSITION": 2, "NOT_FOUND": 4, "LEN_LIMIT": 1, "BAD_VALUE": 1, "UNSUPPORTED": 1,
+                                   "STALE_HANDLE": 1, "POOL_FULL": 3, "LIMIT": 1, "QUOTA": 1})
+        self.assertEqual(self.rejected() - before, refused)
 
 
 class Metrics(Case):

@@ -126,12 +126,26 @@ class Prefix(Rows):
             self.assertTrue(self.daemon.get("/v1/audit")["is_clean"])
 
     def test_pins(self):
-        """FAILURES L7: a second UNPIN is BAD_STATE, and nothing else happens."""
+        """FAILURES L7: a second UNPIN is BAD_STATE, the counter stays 0, and the audit is clean."""
+        def n_pins():
+            return [row["n_pins"] for row in self.daemon.get(f"/v1/sessions/{session.handle:016x}")["sequences"]]
+
         with self.client.open("odd") as session:
             session.append(1, 0, *self.rows(session, 1))
+            self.assertEqual(n_pins(), [0])
             session.pin(1)
+            self.assertEqual(n_pins(), [1])
             session.unpin(1)
-            self.raises(Status.BAD_STATE, session.unpin, 1)
+            self.assertEqual(n_pins(), [0])
+            for _ in range(3):
+                self.raises(Status.BAD_STATE, session.unpin, 1)
+                self.assertEqual(n_pins(), [0])
+            self.assertTrue(self.daemon.get("/v1/audit")["is_clean"])
+            session.pin(1)
+            session.pin(1)
+            self.assertEqual(n_pins(), [2])
+            session.unpin(1)
+            session.unpin(1)
             self.raises(Status.NOT_FOUND, session.pin, 2)
             session.pin([1])
             session.free(1)
@@ -220,6 +234,7 @@ class Waiting(unittest.TestCase):
                 client.close()
 
     def test_the_wait_ends(self):
+        """FAILURES L19: after alloc_timeout_ms, with POOL_FULL."""
         pool = "name=p,layers=1,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=10"
         with Daemon("--pool", pool, "--alloc-timeout-ms", "50") as daemon, \
                 tqkv.Client(daemon.addr, timeout=60, retry=False) as client, client.open("p", reserve_blocks=6):

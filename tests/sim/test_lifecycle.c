@@ -147,6 +147,138 @@ START_TEST(test_a_promised_length_is_kept_or_evicted)
 }
 END_TEST
 
+/* Turns from sending an append of new rows to its answer. */
+static uint64_t turns_of_append(
+	struct sim_peer *peer, uint64_t handle, uint64_t sequence, uint32_t n_tokens, enum kv_status status)
+{
+	const uint64_t turn = sim_where.turn;
+	struct sim_request *request = sim_script_new(peer, KVP_OP_APPEND, handle);
+
+	sim_script_item(request, sequence, 0, n_tokens);
+	ck_assert_int_eq(sim_script_call(request), KV_OK);
+	ck_assert_int_eq(request->items[0].outcome.status, status);
+	ck_assert_int_eq(request->items[0].outcome.retry_after_ms > 0, status == KV_POOL_FULL);
+	return sim_where.turn - turn;
+}
+
+/*
+ * FAILURES P1: a pool full of idle EVICTABLE sequences takes one APPEND in as many turns as an empty one
+ * does; with everything pinned the answer is POOL_FULL with retry_after_ms, as quickly.
+ */
+START_TEST(test_a_full_pool_of_idle_sequences_gives_way_at_once)
+{
+	struct sim_config config = sim_config_plain(47);
+
+	config.lease_ms = 60000;
+	config.net.delay_ns_max = 0;
+	config.net.skip_per_mille = config.net.cut_per_mille = 0;
+	config.backend.latency_ns_max = 0;
+	config.pools[0].n_blocks = 12;
+	config.pools[0].tokens_max = 160;
+	sim_world_init(&world, &config);
+	struct sim_peer *idle = sim_script_connect(&world, 0), *wants = sim_script_connect(&world, 1);
+	const uint64_t mine = sim_script_open(idle, 0, NULL), handle = sim_script_open(wants, 0, NULL);
+	const uint64_t n_turns = turns_of_append(wants, handle, 1, 32, KV_OK);
+
+	ck_assert_int_eq(sim_script_close(wants, handle), KV_OK);
+	sim_script_pass(&world, 5 * MS);
+	for (uint32_t i = 1; i <= 12; i++) {
+		struct sim_request *append = sim_script_new(idle, KVP_OP_APPEND, mine);
+
+		sim_script_item(append, i, 0, 16);
+		append->items[0].flags |= KVP_ITEM_EVICTABLE;
+		ck_assert_int_eq(sim_script_call(append), KV_OK);
+	}
+	ck_assert_uint_eq(sim_script_blocks(&world, 0)->n_free, 0);
+	const uint64_t again = sim_script_open(wants, 0, NULL);
+
+	ck_assert_uint_le(turns_of_append(wants, again, 1, 32, KV_OK), n_turns);
+	ck_assert_uint_eq(sim_world_pool(&world, 0)->n_evicted_sequences, 2);
+	for (uint32_t i = 3; i <= 12; i++) {
+		struct sim_request *pin = sim_script_new(idle, KVP_OP_PIN, mine);
+
+		sim_script_item(pin, i, 0, 0);
+		ck_assert_int_eq(sim_script_call(pin), KV_OK);
+	}
+	ck_assert_uint_le(turns_of_append(wants, again, 2, 16, KV_POOL_FULL), n_turns);
+	ck_assert_uint_eq(sim_world_pool(&world, 0)->n_evicted_sequences, 2);
+	sim_script_end(&world);
+}
+END_TEST
+
+static struct sim_request *open_reserving(struct sim_peer *peer, uint32_t n_blocks)
+{
+	struct sim_request *open = sim_script_new(peer, KVP_OP_OPEN, 0);
+
+	snprintf(open->pool_name, sizeof(open->pool_name), "%s", sim_pool_name(0));
+	open->open.pool_name_bytes = (uint16_t)strlen(open->pool_name);
+	open->open.reserve_blocks = n_blocks;
+	return open;
+}
+
+/*
+ * FAILURES L19: a reservation above the pool is LIMIT at once. One that fits and finds the pool busy waits
+ * for up to alloc_timeout_ms and is then POOL_FULL, or OK as soon as there is room.
+ */
+START_TEST(test_reservations_wait_or_are_refused_at_once)
+{
+	struct sim_config config = sim_config_plain(48);
+
+	config.alloc_timeout_ms = 300;
+	config.lease_ms = 60000;
+	config.pools[0].n_blocks = 10;
+	config.pools[0].tokens_max = 160;
+	sim_world_init(&world, &config);
+	struct sim_peer *has = sim_script_connect(&world, 0), *wants = sim_script_connect(&world, 1);
+	struct sim_request *first = open_reserving(has, 6);
+
+	ck_assert_int_eq(sim_script_call(first), KV_OK);
+	uint64_t asked_ns = world.clock.now_ns;
+
+	ck_assert_int_eq(sim_script_call(open_reserving(wants, 11)), KV_LIMIT);
+	ck_assert_uint_lt(world.clock.now_ns - asked_ns, 3 * MS);
+	asked_ns = world.clock.now_ns;
+	ck_assert_int_eq(sim_script_call(open_reserving(wants, 5)), KV_POOL_FULL);
+	ck_assert_uint_gt(wants->reply.retry_after_ms, 0);
+	ck_assert_uint_ge(world.clock.now_ns - asked_ns, 300 * MS);
+	ck_assert_uint_lt(world.clock.now_ns - asked_ns, 310 * MS);
+	struct sim_request *open = open_reserving(wants, 5);
+
+	asked_ns = world.clock.now_ns;
+	sim_script_send(open);
+	sim_script_pass(&world, 100 * MS);
+	ck_assert(!open->is_replied);
+	ck_assert_int_eq(sim_script_close(has, first->session), KV_OK);
+	ck_assert_int_eq(sim_script_wait(open), KV_OK);
+	ck_assert_uint_lt(world.clock.now_ns - asked_ns, 110 * MS);
+	sim_script_end(&world);
+}
+END_TEST
+
+/* FAILURES H4: ATTACH with another fingerprint is FORMAT_MISMATCH, and the owner keeps its session. */
+START_TEST(test_attach_with_another_fingerprint_changes_nothing)
+{
+	struct sim_config config = sim_config_plain(49);
+
+	sim_world_init(&world, &config);
+	struct sim_peer *owner = sim_script_connect(&world, 0), *other = sim_script_connect(&world, 1);
+	const uint64_t handle = sim_script_open(owner, 0, "talk");
+	const uint64_t fingerprint = sim_world_pool(&world, 0)->spec->fingerprint;
+
+	ck_assert_int_eq(sim_script_append(owner, handle, 1, 0, 20), KV_OK);
+	for (uint32_t is_right = 0; is_right < 2; is_right++) {
+		struct sim_request *attach = sim_script_new(other, KVP_OP_ATTACH, 0);
+
+		snprintf(attach->session_name, sizeof(attach->session_name), "talk");
+		attach->open.session_name_bytes = 4;
+		attach->open.fingerprint = is_right ? fingerprint : fingerprint ^ 1;
+		ck_assert_int_eq(sim_script_call(attach), is_right ? KV_OK : KV_FORMAT_MISMATCH);
+		ck_assert_int_eq(sim_script_decode(owner, handle, 1, 20), is_right ? KV_NOT_OWNER : KV_OK);
+	}
+	sim_script_end(&world);
+}
+END_TEST
+
 /* ---- M11 ---- */
 
 struct drained {
@@ -252,6 +384,9 @@ int main(void)
 	tcase_add_test(tcase, test_pings_keep_a_session_and_silence_does_not);
 	tcase_add_test(tcase, test_all_blocks_or_none);
 	tcase_add_test(tcase, test_a_promised_length_is_kept_or_evicted);
+	tcase_add_test(tcase, test_a_full_pool_of_idle_sequences_gives_way_at_once);
+	tcase_add_test(tcase, test_reservations_wait_or_are_refused_at_once);
+	tcase_add_test(tcase, test_attach_with_another_fingerprint_changes_nothing);
 	tcase_add_test(tcase, test_sessions_go_on_until_the_deadline);
 	tcase_add_test(tcase, test_draining_ends_when_sessions_do);
 	suite_add_tcase(suite, tcase);

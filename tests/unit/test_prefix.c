@@ -125,6 +125,101 @@ START_TEST(test_prefix_collisions_cost_nothing)
 }
 END_TEST
 
+/* Publishes one block of these tokens by a sequence that then goes; returns the block. */
+static uint32_t publish_one(struct rig *rig, const struct kv_prefix_key *key)
+{
+	struct kv_prefix_result result;
+	uint32_t block;
+
+	append_now(rig, 1, 0, 16);
+	kv_assert_ok(kv_prefix_publish(rig->session, 1, key, 0, KV_NS_PER_MS, &result));
+	ck_assert_uint_eq(result.n_blocks_new, 1);
+	kv_block_table_copy(&kv_sequence_find(rig->session, 1)->tables[0], &rig->pool->tables, 0, 1, &block);
+	kv_assert_ok(kv_sequence_free(rig->session, 1));
+	while (kv_domain_has_zombies(rig->test.domain))
+		kv_domain_release(rig->test.domain, 1024);
+	return block;
+}
+
+/* The block that is found; KV_BLOCK_NONE: none is. */
+static uint32_t match_one(struct rig *rig, const struct kv_prefix_key *key)
+{
+	struct kv_prefix_result result;
+	uint32_t block;
+
+	if (kv_prefix_match(rig->session, 2, key, false, KV_NS_PER_MS, &result) != KV_OK)
+		return KV_BLOCK_NONE;
+	kv_block_table_copy(&kv_sequence_find(rig->session, 2)->tables[0], &rig->pool->tables, 0, 1, &block);
+	kv_assert_ok(kv_sequence_free(rig->session, 2));
+	while (kv_domain_has_zombies(rig->test.domain))
+		kv_domain_release(rig->test.domain, 1024);
+	return block;
+}
+
+static struct kv_prefix_key adapter_key(uint32_t *adapter)
+{
+	struct kv_prefix_key key = key_of(16, 16, 0);
+
+	key.adapter = (const char *)adapter;
+	key.adapter_bytes = sizeof(*adapter);
+	return key;
+}
+
+/*
+ * FAILURES H1: 300 token lists and 300 adapters under hashes of 8 bits, so some of each must collide. Each
+ * finds its own block; what was never published, what another tenant published, fewer tokens than a block,
+ * and a second block at the start find nothing.
+ */
+START_TEST(test_prefix_short_hashes_are_verified)
+{
+	enum { N = 300 };
+	static uint32_t by_tokens[N], by_adapter[N];
+	struct rig rig;
+
+	rig_init(&rig,
+		"name=p,layers=4,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=640",
+		RIG_GROUPS);
+	kv_prefix_truncate_hashes(rig.pool, 8);
+	for (uint32_t i = 0; i < N; i++) {
+		const struct kv_prefix_key tokens_key = key_of(16, 0, 1 + i);
+
+		by_tokens[i] = publish_one(&rig, &tokens_key);
+		const struct kv_prefix_key key = adapter_key(&i);
+
+		by_adapter[i] = publish_one(&rig, &key);
+	}
+	kv_test_audit(rig.test.domain, NULL, 0);
+	for (uint32_t i = 0; i < 2 * N; i++) {
+		const struct kv_prefix_key tokens_key = key_of(16, 0, 1 + i);
+
+		ck_assert_uint_eq(match_one(&rig, &tokens_key), i < N ? by_tokens[i] : KV_BLOCK_NONE);
+		const struct kv_prefix_key shorter = key_of(15, 0, 1 + i);
+
+		ck_assert_uint_eq(match_one(&rig, &shorter), KV_BLOCK_NONE);
+		const struct kv_prefix_key key = adapter_key(&i);
+
+		ck_assert_uint_eq(match_one(&rig, &key), i < N ? by_adapter[i] : KV_BLOCK_NONE);
+	}
+	struct kv_prefix_key two = key_of(32, 0, 500);
+	struct kv_session *own = rig.session;
+
+	append_now(&rig, 1, 0, 32);
+	ck_assert_uint_eq(publish(&rig, 1, &two, 0, 1).n_blocks_new, 2);
+	ck_assert_uint_eq(match(&rig, 0, &two, 1), 32);
+	two.tokens += 16 * 4;
+	two.n_tokens = 16;
+	ck_assert_uint_eq(match(&rig, 0, &two, 1), 0);
+	rig.session = open_as(&rig, own->tenant + 1);
+	for (uint32_t i = 0; i < N; i++) {
+		const struct kv_prefix_key key = key_of(16, 0, 1 + i);
+
+		ck_assert_uint_eq(match_one(&rig, &key), KV_BLOCK_NONE);
+	}
+	kv_test_audit(rig.test.domain, NULL, 0);
+	rig_finish(&rig);
+}
+END_TEST
+
 /* FAILURES H3, H4: another tenant, adapter or salt is another world, however the texts are cut. */
 START_TEST(test_prefix_identities)
 {
@@ -499,6 +594,7 @@ int main(void)
 
 	tcase_add_test(tcase, test_prefix_longest_first);
 	tcase_add_test(tcase, test_prefix_collisions_cost_nothing);
+	tcase_add_test(tcase, test_prefix_short_hashes_are_verified);
 	tcase_add_test(tcase, test_prefix_identities);
 	tcase_add_test(tcase, test_prefix_ttl);
 	tcase_add_test(tcase, test_prefix_publish_refusals);
