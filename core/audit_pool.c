@@ -21,7 +21,7 @@ struct audit {
 	uint32_t *owners[KV_TABLES_MAX], *in_flight[KV_TABLES_MAX], *kept[KV_TABLES_MAX]; /* [n_blocks] */
 	uint64_t *layer_tokens; /* [n_layers] of sequences that are counted */
 	uint64_t n_tokens, n_chunks;
-	uint32_t n_resting_entries[KV_GROUPS_MAX];
+	uint32_t n_resting_entries[KV_TABLES_MAX];
 	uint32_t n_live, n_gone;
 	struct kv_memory_report sequences; /* sums over reports */
 };
@@ -101,7 +101,7 @@ static enum kv_status count_live(struct audit *audit, const struct kv_sequence *
 	audit->sequences.exact_bytes += report.exact_bytes;
 	audit->sequences.stored_bytes += report.stored_bytes;
 	audit->sequences.dense_equivalent_bytes += report.dense_equivalent_bytes;
-	for (uint32_t g = 0; kv_list_is_linked(&sequence->in_resting) && g < audit->pool->spec->n_groups; g++)
+	for (uint32_t g = 0; kv_list_is_linked(&sequence->in_resting) && g < audit->pool->spec->n_tables; g++)
 		audit->n_resting_entries[g] += kv_block_table_n_owned(&sequence->tables[g]);
 	return kv_audit_sequence(sequence, audit->err);
 }
@@ -138,7 +138,7 @@ static enum kv_status audit_sequences(struct audit *audit)
 			audit->err, "free sequence objects", slab->n_freed, slab->n_touched - n_used);
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "sequences", pool->n_sequences, audit->n_live);
-	for (uint32_t g = 0; g < pool->spec->n_groups && status == KV_OK; g++)
+	for (uint32_t g = 0; g < pool->spec->n_tables && status == KV_OK; g++)
 		status = kv_audit_equal(audit->err, "entries of resting sequences",
 			pool->n_resting_entries[g], audit->n_resting_entries[g]);
 	if (status == KV_OK)

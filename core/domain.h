@@ -77,7 +77,7 @@ struct kv_pool {
 	uint32_t n_copies;
 	struct kv_prefix_index *prefixes; /* prefix.c */
 	struct kv_list resting; /* kv_sequence.in_resting: may be evicted, used longest ago first; evict.c */
-	uint32_t n_resting_entries[KV_GROUPS_MAX];                                  /* of their tables */
+	uint32_t n_resting_entries[KV_TABLES_MAX];                                  /* of their tables */
 	uint32_t evict_high_blocks[KV_GROUPS_MAX], evict_low_blocks[KV_GROUPS_MAX]; /* in use */
 	bool is_evicting[KV_GROUPS_MAX];
 	uint64_t n_evicted_sequences;                /* since start */
@@ -394,7 +394,9 @@ void kv_sequence_spill_begin(struct kv_sequence *sequence, const struct kv_tier_
 bool kv_sequence_spill_is_wanted(const struct kv_sequence *sequence);
 /* Careful: the sequence may be gone below. */
 void kv_sequence_spill_end(struct kv_sequence *sequence, bool is_stored);
-/* Takes blocks for all its rows at once. POOL_FULL, BUSY_RETRY (its old blocks are still being given back).
+/*
+ * Takes blocks for all its rows at once, ring blocks for its exact window included. POOL_FULL, QUOTA,
+ * BUSY_RETRY (its old blocks are still being given back).
  */
 KV_MUST_CHECK enum kv_status kv_sequence_fetch_begin(struct kv_sequence *sequence);
 /* Careful: the sequence may be gone below. */

@@ -160,11 +160,13 @@ KV_MUST_CHECK enum kv_status kv_sequence_check_cut(const struct kv_sequence *seq
 void kv_sequence_cut_windows(struct kv_sequence *sequence, uint32_t length);
 
 /* sequence_exact.c: the exact window */
-/* Committed tokens of the layer that it has; rows of all layers. */
+/* Committed tokens of the layer that it has in ring blocks; rows of all layers. */
 uint64_t kv_sequence_n_exact(const struct kv_sequence *sequence, uint32_t layer);
 uint64_t kv_sequence_n_exact_rows(const struct kv_sequence *sequence);
 /* Corrects the sums of a live sequence, which had so many rows. */
 void kv_sequence_count_exact(struct kv_sequence *sequence, uint64_t n_rows_before);
+/* Entries of the ring's table that the tokens of its exact window lie in; 0 without. */
+uint32_t kv_sequence_ring_entries(const struct kv_sequence *sequence);
 /* Entries of the ring's table that a length needs. */
 uint32_t kv_exact_entries(const struct kv_pool_spec *spec, uint32_t length);
 /* An append is planned, item->seen is set and planned lengths are not yet: sets item->exact_lo. */

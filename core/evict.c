@@ -10,7 +10,7 @@
 
 void kv_sequence_count_resting(const struct kv_sequence *sequence, bool is_added)
 {
-	for (uint32_t g = 0; g < sequence->pool->spec->n_groups; g++) {
+	for (uint32_t g = 0; g < sequence->pool->spec->n_tables; g++) {
 		const uint32_t n = kv_block_table_n_owned(&sequence->tables[g]);
 
 		sequence->pool->n_resting_entries[g] += is_added ? n : -n;

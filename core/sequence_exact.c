@@ -13,6 +13,8 @@ uint64_t kv_sequence_n_exact(const struct kv_sequence *sequence, uint32_t layer)
 {
 	const uint32_t n_pending = sequence->planned[layer] - sequence->committed[layer];
 
+	if (sequence->residence != KV_RESIDENT && sequence->residence != KV_SPILLING)
+		return 0;
 	return sequence->exact[layer] > n_pending ? sequence->exact[layer] - n_pending : 0;
 }
 
@@ -56,6 +58,26 @@ uint32_t kv_exact_entries(const struct kv_pool_spec *spec, uint32_t length)
 	const uint32_t n = kv_div_up_u32(length, spec->block_size);
 
 	return n < n_all ? n : n_all;
+}
+
+uint32_t kv_sequence_ring_entries(const struct kv_sequence *sequence)
+{
+	const struct kv_pool_spec *spec = sequence->pool->spec;
+	const uint32_t n_all = spec->exact_tokens / spec->block_size;
+	uint32_t n = 0;
+
+	for (uint32_t l = 0; l < spec->n_layers; l++) {
+		const uint32_t length = sequence->planned[l];
+
+		if (sequence->exact[l] == 0)
+			continue;
+		const uint32_t first = (length - sequence->exact[l]) / spec->block_size;
+		const uint32_t last = (length - 1) / spec->block_size;
+		const uint32_t n_here = first / n_all == last / n_all ? last % n_all + 1 : n_all;
+
+		n = n_here > n ? n_here : n;
+	}
+	return n;
 }
 
 /* As many ring blocks as there are, up to what the length needs. */

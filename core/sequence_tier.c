@@ -4,7 +4,8 @@
  * RESIDENT -> SPILLING -> SPILLED -> FETCHING -> RESIDENT, or back, or BROKEN. While something is moved,
  * whoever moves it holds the sequence as an item does, so that the object stays although its session may be
  * closed. What is spilled has no blocks: its rows are in no sum, its tables are cut like any that is too
- * long.
+ * long. Its lengths stay as they are, that of its exact window included, because they say what is in the
+ * image.
  */
 #include "core/domain_internal.h"
 #include "core/tier.h"
@@ -39,16 +40,6 @@ static void count_rows(struct kv_sequence *sequence, bool is_more)
 		slot->layer_tokens[l] += is_more ? n : -n;
 		pool->layer_tokens[l] += is_more ? n : -n;
 	}
-}
-
-/* An image has the packed rows only. */
-static void drop_exact(struct kv_sequence *sequence)
-{
-	const uint64_t n_rows = kv_sequence_n_exact_rows(sequence);
-
-	for (uint32_t l = 0; l < sequence->pool->spec->n_layers; l++)
-		kv_sequence_cut_exact(sequence, l, UINT32_MAX);
-	kv_sequence_count_exact(sequence, n_rows);
 }
 
 uint32_t kv_sequence_n_entries(const struct kv_sequence *sequence, uint32_t group_idx)
@@ -116,9 +107,11 @@ void kv_sequence_spill_end(struct kv_sequence *sequence, bool is_stored)
 {
 	KV_ASSERT(sequence->residence == KV_SPILLING);
 	if (is_stored && kv_sequence_spill_is_wanted(sequence)) {
+		const uint64_t n_exact_rows = kv_sequence_n_exact_rows(sequence);
+
 		count_rows(sequence, false);
-		drop_exact(sequence);
 		sequence->residence = KV_SPILLED;
+		kv_sequence_count_exact(sequence, n_exact_rows);
 		sequence->pool->n_spilled++;
 		kv_sequence_fit_tables(sequence);
 	} else {
@@ -128,12 +121,15 @@ void kv_sequence_spill_end(struct kv_sequence *sequence, bool is_stored)
 	let_go(sequence);
 }
 
-/* Blocks and chunks that its tables will have. */
-static enum kv_status check_room(const struct kv_sequence *sequence, uint32_t n_blocks[KV_GROUPS_MAX])
+/* Blocks and chunks that its tables will have; without ring blocks it would not decode to the same bits. */
+static enum kv_status check_room(const struct kv_sequence *sequence, uint32_t n_blocks[KV_TABLES_MAX])
 {
 	struct kv_pool *pool = sequence->pool;
-	uint64_t n_chunks = 0;
+	const uint32_t n_groups = pool->spec->n_groups, n_ring = kv_sequence_ring_entries(sequence);
+	const uint64_t ring_bytes = n_ring > 0 ? n_ring * pool->blocks[n_groups].block_bytes : 0;
+	uint64_t n_chunks = kv_block_table_chunks_shared(0, 0, n_ring);
 
+	n_blocks[n_groups] = n_ring;
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
 		const uint32_t n_entries = kv_sequence_n_entries(sequence, g), n_gone = sequence->n_gone[g];
 		const uint32_t n_kept = n_gone > 0 ? pool->spec->group_sink_blocks[g] : 0;
@@ -142,12 +138,12 @@ static enum kv_status check_room(const struct kv_sequence *sequence, uint32_t n_
 		n_chunks += kv_block_table_chunks_shared(n_kept, n_gone, n_entries);
 	}
 
-	const enum kv_status status = kv_payer_make_room(
-		pool, sequence->session->payer, kv_reservation_bytes(pool->spec, n_blocks), NULL);
+	const enum kv_status status = kv_payer_make_room(pool, sequence->session->payer,
+		kv_reservation_bytes(pool->spec, n_blocks) + ring_bytes, NULL);
 
 	if (status != KV_OK)
 		return status;
-	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+	for (uint32_t g = 0; g < pool->spec->n_tables; g++) {
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
 
 		if (n_blocks[g] > counts->n_free - counts->n_reserved &&
@@ -179,7 +175,7 @@ static void append_new(struct kv_sequence *sequence, uint32_t g, uint32_t n_bloc
 enum kv_status kv_sequence_fetch_begin(struct kv_sequence *sequence)
 {
 	const struct kv_pool_spec *spec = sequence->pool->spec;
-	uint32_t n_blocks[KV_GROUPS_MAX];
+	uint32_t n_blocks[KV_TABLES_MAX] = { 0 };
 
 	KV_ASSERT(sequence->residence == KV_SPILLED);
 	/* Still being cut, or somebody works on it. */
@@ -199,6 +195,7 @@ enum kv_status kv_sequence_fetch_begin(struct kv_sequence *sequence)
 				&sequence->tables[g], &sequence->pool->tables, n_gone - n_kept);
 		append_new(sequence, g, n_blocks[g] - n_kept);
 	}
+	append_new(sequence, spec->n_groups, n_blocks[spec->n_groups]);
 	kv_slot_of(sequence->session)->n_chunks += kv_sequence_n_chunks(sequence);
 	sequence->residence = KV_FETCHING;
 	hold(sequence);
@@ -211,11 +208,15 @@ void kv_sequence_fetch_end(struct kv_sequence *sequence, bool is_whole)
 	sequence->pool->n_spilled--;
 	kv_tier_give(&sequence->image);
 	sequence->residence = is_whole ? KV_RESIDENT : KV_BROKEN;
+	for (uint32_t l = 0; !is_whole && l < sequence->pool->spec->n_layers; l++)
+		sequence->exact[l] = 0;
 	if (kv_sequence_is_live(sequence)) {
-		if (is_whole)
+		if (is_whole) {
 			count_rows(sequence, true);
-		else
+			kv_sequence_count_exact(sequence, 0);
+		} else {
 			kv_sequence_fit_tables(sequence);
+		}
 	}
 	let_go(sequence);
 }

@@ -146,16 +146,6 @@ static bool has_tier(const struct srv_spill *spill)
 	return spill->tiers[0].n_pages > 0 || spill->fd >= 0;
 }
 
-/* The chunk holds any single block of the pool. */
-static bool fits_chunk(const struct srv_spill *spill, const struct kv_pool *pool)
-{
-	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
-		if (kv_plan_block_bytes(pool->spec, g, NULL) > spill->chunk_bytes)
-			return false;
-	}
-	return true;
-}
-
 enum kv_status srv_spill_out(struct srv_spill *spill, struct kv_sequence *sequence)
 {
 	struct kv_tier_image image;
@@ -173,7 +163,7 @@ enum kv_status srv_spill_out(struct srv_spill *spill, struct kv_sequence *sequen
 	case KV_RESIDENT:
 		break;
 	}
-	if (!has_tier(spill) || !fits_chunk(spill, sequence->pool))
+	if (!has_tier(spill) || srv_spill_piece_bytes_max(sequence->pool->spec) > spill->chunk_bytes)
 		return KV_BAD_STATE;
 	if (kv_sequence_n_entries(sequence, 0) == 0 && sequence->n_items == 0)
 		return KV_OK; /* it has nothing to give */
@@ -247,10 +237,10 @@ uint16_t srv_spill_told(const struct kv_sequence *sequence)
 
 /* ---- policy ---- */
 
-/* Is so much of the pool used that idle sequences have to go? */
+/* Is so much of the pool used, ring blocks included, that idle sequences have to go? */
 static bool is_tight(const struct srv_spill *spill, const struct kv_pool *pool)
 {
-	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
+	for (uint32_t g = 0; g < pool->spec->n_tables; g++) {
 		const struct kv_block_counts *counts = &pool->blocks[g].counts;
 
 		if ((uint64_t)(counts->n_total - counts->n_free) * 100 >=
@@ -403,17 +393,14 @@ enum kv_status srv_spill_create(struct srv_server *server, struct srv_spill **ou
 	spill->mover.seal = srv_spill_on_seal;
 	spill->mover.done = srv_spill_on_moved;
 	kv_list_init(&spill->jobs);
-	/* The configured pools' blocks fit; a pool that is made later and whose blocks do not is never
+	/* Any piece of the configured pools fits; a pool that is made later and where one does not is never
 	 * spilled. */
 	for (uint32_t i = 0; i < kv_domain_n_pools(server->domain); i++) {
-		const struct kv_pool_spec *spec = kv_domain_pool_at(server->domain, i)->spec;
+		const uint64_t n_bytes =
+			srv_spill_piece_bytes_max(kv_domain_pool_at(server->domain, i)->spec);
 
-		for (uint32_t g = 0; g < spec->n_groups; g++) {
-			const uint64_t n_bytes = kv_plan_block_bytes(spec, g, NULL);
-
-			if (n_bytes > spill->chunk_bytes)
-				spill->chunk_bytes = n_bytes;
-		}
+		if (n_bytes > spill->chunk_bytes)
+			spill->chunk_bytes = n_bytes;
 	}
 	spill->chunk_bytes = kv_round_up_u64(spill->chunk_bytes, KV_TIER_PAGE_BYTES);
 	const enum kv_status status = make_tiers(spill, err);

@@ -19,7 +19,10 @@ enum srv_spill_state {
 	SPILL_PROBE, /* start: the file is made, written, read and unlinked */
 };
 
-/* A block of the sequence, in the order of its image. */
+/*
+ * A piece of the sequence, in the order of its image: a block of a group, or behind all groups the exact
+ * window of one layer, which is entry_idx then.
+ */
 struct srv_spill_at {
 	uint32_t group_idx, entry_idx;
 };
@@ -43,7 +46,7 @@ struct srv_spill {
 	uint8_t *chunk; /* [chunk_bytes] host_alloc */
 	uint64_t chunk_bytes;
 	struct srv_spill_at first, end,
-		at; /* blocks of the chunk: where it begins and ends, the next to move */
+		at; /* pieces of the chunk: where it begins and ends, the next to move */
 	uint64_t used_bytes, moved_bytes; /* of the chunk */
 	uint32_t page_idx, n_pages_done;  /* the next page of the image; of the chunk's */
 	uint32_t page_bytes_done;         /* of a file operation that did less */
@@ -55,10 +58,12 @@ struct srv_spill {
 
 static inline bool srv_spill_is_end(const struct srv_spill *spill, struct srv_spill_at at)
 {
-	return at.group_idx == spill->sequence->pool->spec->n_groups;
+	return at.group_idx == spill->sequence->pool->spec->n_tables;
 }
 
 /* spill_move.c */
+/* The largest piece of a pool. */
+uint64_t srv_spill_piece_bytes_max(const struct kv_pool_spec *spec);
 /* Pages that an image of the sequence takes. */
 uint32_t srv_spill_n_pages(const struct srv_spill *spill, const struct kv_sequence *sequence);
 /* The first job, if none is being moved. */

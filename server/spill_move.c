@@ -1,49 +1,74 @@
 /*
- * One sequence on its way. Its image is its blocks in order of groups and entries, cut into chunks: as many
- * whole blocks as fit, each chunk beginning on a page of its own. Both directions cut the same way, because
- * only lengths decide. Out: export a chunk, put its pages into the tier. In: get the pages, compare their
- * checksums, import.
+ * One sequence on its way. Its image is its blocks in order of groups and entries, then the exact window of
+ * every layer that has one, cut into chunks: as many whole pieces as fit, each chunk beginning on a page of
+ * its own. Both directions cut the same way, because only lengths decide. Out: export a chunk, put its pages
+ * into the tier. In: get the pages, compare their checksums, import.
  */
 #include <string.h>
 
 #include "proto/crc32c.h"
 #include "server/spill_internal.h"
 
-/* ---- where blocks lie ---- */
+/* ---- where pieces lie ---- */
 
-/* From `at` on, the first entry that has a block. */
+static bool is_exact(const struct kv_sequence *sequence, struct srv_spill_at at)
+{
+	return at.group_idx == sequence->pool->spec->n_groups;
+}
+
+/* From `at` on, the first that there is. */
 static struct srv_spill_at settle(const struct kv_sequence *sequence, struct srv_spill_at at)
 {
-	while (at.group_idx < sequence->pool->spec->n_groups) {
+	const struct kv_pool_spec *spec = sequence->pool->spec;
+
+	while (at.group_idx < spec->n_groups) {
 		if (at.entry_idx >= kv_sequence_n_entries(sequence, at.group_idx)) {
 			at.group_idx++;
 			at.entry_idx = 0;
 		} else if (!kv_sequence_has_entry(sequence, at.group_idx, at.entry_idx)) {
 			at.entry_idx = sequence->n_gone[at.group_idx];
 		} else {
-			break;
+			return at;
 		}
 	}
-	return at;
+	if (at.group_idx == spec->n_tables)
+		return at;
+	while (at.entry_idx < spec->n_layers && sequence->exact[at.entry_idx] == 0)
+		at.entry_idx++;
+	return at.entry_idx < spec->n_layers ? at : (struct srv_spill_at){ spec->n_tables, 0 };
 }
 
-static uint64_t block_bytes(const struct kv_sequence *sequence, struct srv_spill_at at)
+uint64_t srv_spill_piece_bytes_max(const struct kv_pool_spec *spec)
+{
+	uint64_t most = spec->exact_tokens > 0 ? kv_plan_exact_bytes(spec, 1, spec->exact_tokens) : 0;
+
+	for (uint32_t g = 0; g < spec->n_groups; g++) {
+		const uint64_t n_bytes = kv_plan_block_bytes(spec, g, NULL);
+
+		most = n_bytes > most ? n_bytes : most;
+	}
+	return most;
+}
+
+static uint64_t piece_bytes(const struct kv_sequence *sequence, struct srv_spill_at at)
 {
 	uint8_t n_rows[KV_LAYERS_MAX];
 
+	if (is_exact(sequence, at))
+		return kv_plan_exact_bytes(sequence->pool->spec, 1, sequence->exact[at.entry_idx]);
 	kv_sequence_entry_rows(sequence, at.group_idx, at.entry_idx, n_rows);
 	return kv_plan_block_bytes(sequence->pool->spec, at.group_idx, n_rows);
 }
 
-/* Blocks from `first` on that one chunk holds; returns where the next chunk begins. */
+/* Pieces from `first` on that one chunk holds; returns where the next chunk begins. */
 static struct srv_spill_at chunk_end(const struct srv_spill *spill, const struct kv_sequence *sequence,
 	struct srv_spill_at first, uint64_t *n_bytes)
 {
 	struct srv_spill_at at = first;
 
 	*n_bytes = 0;
-	while (at.group_idx < sequence->pool->spec->n_groups) {
-		const uint64_t n = block_bytes(sequence, at);
+	while (at.group_idx < sequence->pool->spec->n_tables) {
+		const uint64_t n = piece_bytes(sequence, at);
 
 		if (*n_bytes > 0 && n > spill->chunk_bytes - *n_bytes)
 			break;
@@ -64,7 +89,7 @@ uint32_t srv_spill_n_pages(const struct srv_spill *spill, const struct kv_sequen
 	struct srv_spill_at at = settle(sequence, (struct srv_spill_at){ 0, 0 });
 	uint32_t n_pages = 0;
 
-	while (at.group_idx < sequence->pool->spec->n_groups) {
+	while (at.group_idx < sequence->pool->spec->n_tables) {
 		uint64_t n_bytes;
 
 		at = chunk_end(spill, sequence, at, &n_bytes);
@@ -249,7 +274,7 @@ void srv_spill_page_done(struct srv_spill *spill)
 
 /* ---- batches ---- */
 
-static bool add_block(struct srv_spill *spill, struct kv_plan *plan)
+static bool add_block(const struct srv_spill *spill, struct kv_plan *plan)
 {
 	const struct kv_sequence *sequence = spill->sequence;
 	const struct kv_pool *pool = sequence->pool;
@@ -259,9 +284,30 @@ static bool add_block(struct srv_spill *spill, struct kv_plan *plan)
 
 	kv_sequence_entry_rows(sequence, g, spill->at.entry_idx, n_rows);
 	kv_block_table_copy(&sequence->tables[g], &pool->tables, spill->at.entry_idx, 1, &block_idx);
-	if (!kv_plan_add_move(plan, g, block_idx, n_rows, !spill->is_out, spill->chunk + spill->moved_bytes))
+	return kv_plan_add_move(
+		plan, g, block_idx, n_rows, !spill->is_out, spill->chunk + spill->moved_bytes);
+}
+
+/* As it lies there: nobody writes to the sequence while it moves. */
+static bool add_exact(const struct srv_spill *spill, struct kv_plan *plan)
+{
+	const struct kv_sequence *sequence = spill->sequence;
+	const uint32_t l = spill->at.entry_idx, n_tokens = sequence->exact[l];
+
+	if (!kv_plan_has_room_exact(plan, 1))
 		return false;
-	spill->moved_bytes += kv_plan_block_bytes(pool->spec, g, n_rows);
+	kv_plan_add_exact_move(plan, sequence, l, 1, sequence->committed[l] - n_tokens, n_tokens,
+		!spill->is_out, spill->chunk + spill->moved_bytes);
+	return true;
+}
+
+static bool add_piece(struct srv_spill *spill, struct kv_plan *plan)
+{
+	const struct kv_sequence *sequence = spill->sequence;
+
+	if (!(is_exact(sequence, spill->at) ? add_exact(spill, plan) : add_block(spill, plan)))
+		return false;
+	spill->moved_bytes += piece_bytes(sequence, spill->at);
 	spill->at.entry_idx++;
 	spill->at = settle(sequence, spill->at);
 	return true;
@@ -277,7 +323,7 @@ void srv_spill_on_seal(struct srv_mover *mover, struct kv_plan *plan)
 		return;
 	}
 	while ((spill->at.group_idx != spill->end.group_idx || spill->at.entry_idx != spill->end.entry_idx) &&
-		add_block(spill, plan))
+		add_piece(spill, plan))
 		;
 }
 

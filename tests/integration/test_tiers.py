@@ -83,6 +83,12 @@ class Tiers(unittest.TestCase):
         with Daemon("--pool", DEMO, "--host-tier-bytes", "4MiB") as daemon:
             self.there_and_back(daemon, "host")
 
+    def test_the_exact_window_comes_back(self):
+        with tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+            for tier in (("--host-tier-bytes", "4MiB"), ("--file-tier-dir", folder, "--file-tier-bytes", "4MiB")):
+                with self.subTest(tier=tier[0]), Daemon("--pool", DEMO + ",exact_tokens=32,exact_blocks=16", *tier) as daemon:
+                    self.there_and_back(daemon, tier[0][2:6])
+
     def test_a_file_that_nobody_sees(self):
         for parent in ("/dev/shm", None):  # tmpfs, and whatever holds temporary files
             if parent and not os.access(parent, os.W_OK):

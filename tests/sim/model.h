@@ -250,8 +250,8 @@ uint32_t sim_model_n_blocks(
 /* SPILL and PREFETCH change nothing that a client could tell, except when. */
 void sim_model_moved(struct sim_model *model, uint64_t handle, uint64_t sequence_id, uint16_t opcode,
 	enum kv_status status);
-/* A move is over: it rests again, and its exact window is gone where it is out. */
-void sim_model_moved_end(struct sim_model *model, uint64_t handle, uint64_t sequence_id, bool is_spilled);
+/* A move is over: it rests again, and its exact window is gone where nothing came back. */
+void sim_model_moved_end(struct sim_model *model, uint64_t handle, uint64_t sequence_id, bool is_broken);
 /* What everything else says of a sequence that is not in the pool; OK: it is. */
 enum kv_status sim_model_residence(struct kv_session *real, uint64_t sequence_id, bool is_write);
 

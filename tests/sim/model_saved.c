@@ -212,12 +212,12 @@ enum kv_status sim_model_residence(struct kv_session *real, uint64_t sequence_id
 	return sequence->residence == KV_BROKEN ? KV_CORRUPT : KV_BUSY_RETRY;
 }
 
-void sim_model_moved_end(struct sim_model *model, uint64_t handle, uint64_t sequence_id, bool is_spilled)
+void sim_model_moved_end(struct sim_model *model, uint64_t handle, uint64_t sequence_id, bool is_broken)
 {
 	struct sim_session *session = sim_model_session(model, handle);
 	struct sim_sequence *sequence = sim_model_sequence(session, sequence_id);
 
 	sequence->rest_seq = ++model->seq;
-	for (uint32_t l = 0; is_spilled && l < session->pool->spec->n_layers; l++)
+	for (uint32_t l = 0; is_broken && l < session->pool->spec->n_layers; l++)
 		sim_model_cut_exact(session->pool->spec, &sequence->layers[l], 0);
 }

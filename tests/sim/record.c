@@ -343,7 +343,7 @@ static void note_moved(const struct kv_domain *domain, struct kv_session *real, 
 	const struct kv_sequence *found = kv_sequence_find(real, id);
 
 	if (found)
-		sim_model_moved_end(&sim_world_now->model, real->handle, id, found->residence == KV_SPILLED);
+		sim_model_moved_end(&sim_world_now->model, real->handle, id, found->residence == KV_BROKEN);
 }
 
 WRAPPED(void, kv_sequence_spill_end, struct kv_sequence *sequence, bool is_stored)

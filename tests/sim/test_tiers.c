@@ -95,6 +95,94 @@ START_TEST(test_out_and_back)
 }
 END_TEST
 
+static struct sim_peer *start_exact(uint32_t n_ring_blocks, uint64_t host_bytes, uint64_t file_bytes)
+{
+	struct sim_config config = sim_config_plain(11);
+
+	config.lease_ms = 3600000;
+	config.host_tier_bytes = host_bytes;
+	config.file_tier_bytes = file_bytes;
+	config.pools[0].exact_tokens = 48;
+	config.pools[0].exact_blocks = n_ring_blocks;
+	sim_world_init(&world, &config);
+	sim_script_pass(&world, 5 * MS);
+	return sim_script_connect(&world, 0);
+}
+
+static uint64_t n_exact(void)
+{
+	return kv_domain_pool_at(world.server->domain, 0)->n_exact_rows;
+}
+
+/* The exact window comes back with its sequence, whatever length it has: the model's decodes are exact, too.
+ * Loop: host tier, file tier. */
+START_TEST(test_the_exact_window_comes_back)
+{
+	struct sim_peer *peer = start_exact(12, _i == 0 ? 1 << 20 : 0, _i == 0 ? 0 : 1 << 20);
+	const uint64_t handle = sim_script_open(peer, 0, "a");
+	const struct kv_pool *pool = kv_domain_pool_at(world.server->domain, 0);
+	const struct kv_block_counts *rings = &pool->blocks[pool->spec->n_groups].counts;
+
+	for (uint32_t length = 0; length < 150; length += 7) {
+		const uint64_t n_before = n_exact();
+
+		ck_assert_int_eq(sim_script_append(peer, handle, 1, length, 7), KV_OK);
+		ck_assert_uint_ge(n_exact(), n_before);
+		const uint64_t n_rows = n_exact();
+		const uint32_t n_ring_blocks = rings->n_owned;
+
+		ck_assert_uint_gt(n_rows, 0);
+		ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+		sim_script_pass(&world, 20 * MS);
+		ck_assert_int_eq(residence(handle, 1), KV_SPILLED);
+		ck_assert_uint_eq(n_exact(), 0);
+		ck_assert_uint_eq(rings->n_free, rings->n_total);
+		ck_assert_int_eq(sim_script_call(sim_script_new(peer, KVP_OP_TELL, handle)), KV_OK);
+		ck_assert_int_eq(decode(peer, handle, 1), KV_OK);
+		ck_assert_uint_eq(n_exact(), n_rows);
+		ck_assert_uint_eq(rings->n_owned, n_ring_blocks);
+		ck_assert_int_eq(sim_script_call(sim_script_new(peer, KVP_OP_TELL, handle)), KV_OK);
+	}
+	sim_script_end(&world);
+}
+END_TEST
+
+/* Without ring blocks it stays out, and comes back as soon as somebody who may be evicted gives them up, or
+ * somebody leaves; never with less than it had. */
+START_TEST(test_the_exact_window_waits_for_ring_blocks)
+{
+	struct sim_peer *peer = start_exact(3, 1 << 20, 0);
+	const uint64_t handle = sim_script_open(peer, 0, "a"), other = sim_script_open(peer, 0, "b");
+	const struct kv_pool *pool = kv_domain_pool_at(world.server->domain, 0);
+	struct sim_request *evictable;
+
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 100), KV_OK);
+	const uint64_t n_rows = n_exact();
+
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_int_eq(sim_script_append(peer, other, 1, 0, 100), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, handle, 1), KV_POOL_FULL);
+	ck_assert_int_eq(decode(peer, handle, 1), KV_BUSY_RETRY);
+	ck_assert_int_eq(residence(handle, 1), KV_SPILLED);
+	ck_assert_int_eq(sim_script_close(peer, other), KV_OK);
+	ck_assert_int_eq(decode(peer, handle, 1), KV_OK);
+	ck_assert_uint_eq(n_exact(), n_rows);
+
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	evictable = sim_script_new(peer, KVP_OP_APPEND, handle);
+	sim_script_item(evictable, 2, 0, 100);
+	evictable->items[0].flags |= KVP_ITEM_EVICTABLE;
+	ck_assert_int_eq(sim_script_call(evictable), KV_OK);
+	ck_assert_uint_eq(n_exact(), n_rows);
+	ck_assert_int_eq(decode(peer, handle, 1), KV_OK);
+	ck_assert_uint_eq(pool->n_evicted_sequences, 1);
+	ck_assert_uint_eq(n_exact(), n_rows);
+	sim_script_end(&world);
+}
+END_TEST
+
 /* Whoever wants more than rows of a spilled sequence is busy, too, and brings it back by asking. Loop: FORK,
  * TRUNCATE, PUBLISH. */
 START_TEST(test_every_touch_brings_it_back)
@@ -365,6 +453,8 @@ int main(void)
 
 	tcase_set_timeout(tcase, 120);
 	tcase_add_loop_test(tcase, test_out_and_back, 0, 2);
+	tcase_add_loop_test(tcase, test_the_exact_window_comes_back, 0, 2);
+	tcase_add_test(tcase, test_the_exact_window_waits_for_ring_blocks);
 	tcase_add_loop_test(tcase, test_every_touch_brings_it_back, 0, 3);
 	tcase_add_test(tcase, test_tables_of_a_client_stay);
 	tcase_add_test(tcase, test_writing_while_it_goes_out);
