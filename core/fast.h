@@ -64,9 +64,9 @@ struct kv_fast_part {
 	uint32_t n;      /* channels */
 	uint32_t bits;
 	enum kv_dtype number;
-	bool is_value;        /* a code is its own value */
-	bool is_shifted;      /* in the order in which shifts take codes out of words */
-	const int16_t *table; /* [256], entries repeated every 2^bits; value = entry * table_scale */
+	bool is_value;         /* a code is its own value */
+	bool is_shifted;       /* in the order in which shifts take codes out of words */
+	const int16_t *table;  /* [256], entries repeated every 2^bits; value = entry * table_scale */
 	const uint8_t *halved; /* [KV_FAST_HALVED_BYTES] of codebooks of more than 4 bits, else NULL */
 	float table_scale;
 	struct kv_fast_field scale, zero, outer;
@@ -94,11 +94,19 @@ struct kv_fast_query {
 	const float *sums;    /* [n_parts]: of its channels */
 };
 
+/* Memory that will be read soon: kernels ask for it on their way, a line now and then. */
+struct kv_fast_ahead {
+	const uint8_t *from;
+	uint64_t n_bytes;
+	uint32_t n_slots; /* of the side whose kernel asks, which goes through its parts; n_bytes 0: any */
+};
+
 /* Rows of up to KV_FAST_BLOCK_TOKENS tokens; places beyond n_rows hold a row, too, whose results nobody uses.
  */
 struct kv_fast_rows {
 	const uint8_t *rows[KV_FAST_BLOCK_TOKENS];
 	uint32_t n_rows;
+	struct kv_fast_ahead ahead;
 };
 
 struct kv_fast_kernels {

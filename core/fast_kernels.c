@@ -51,6 +51,7 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 	const uint32_t per_word = 16 / bits;
 	i_vector sums[N_GROUPS][2 * KV_FAST_QUERIES_MAX] = { 0 };
 	const uint8_t *const *from = rows->rows;
+	struct asking asking = begin_asking(part, rows, 0, part->n_slots * bits / 32);
 
 	for (uint32_t block = 0; block < part->n_slots * bits / 128; block++) {
 		i_vector quads[N_GROUPS][4];
@@ -63,6 +64,8 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 		for (uint32_t i = 0; i < 4 * per_word; i++) {
 			i_vector values[N_GROUPS];
 
+			if (i % per_word == 0)
+				ask(&asking);
 			UNROLL
 			for (uint32_t g = 0; g < N_GROUPS; g++) {
 				const i_vector codes =
@@ -126,6 +129,8 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 	const struct lookup lookup = load_lookup(part, 4);
 	const uint32_t n_groups =
 		8 / n_queries; /* of rows, side by side: eight sums hide how long a product takes */
+	struct asking asking = begin_asking(
+		part, rows, 0, TOKENS / (n_groups * ROWS_AT_ONCE) * part->n_slots / (2 * KV_FAST_ROW_WORDS));
 
 	(void)bits; /* 4 */
 	(void)is_value;
@@ -143,6 +148,7 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 			for (uint32_t half = 0; half < 2; half++) {
 				i_vector values[8][2];
 
+				ask(&asking);
 				UNROLL
 				for (uint32_t g = 0; g < n_groups; g++)
 					expand_two(&lookup, words[g], half, values[g]);
@@ -171,7 +177,7 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 
 INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lookup,
 	const uint8_t *const rows[], const struct kv_fast_query *queries, const uint32_t n_queries,
-	const uint32_t bits, const bool is_value, i_vector *sums)
+	const uint32_t bits, const bool is_value, struct asking *asking, i_vector *sums)
 {
 	const uint32_t n_at_once = TAKES_CODES_APART_FIRST(bits) && !is_value ? 8 : 1;
 	const uint32_t n_rows = LANES / n_queries, n_vectors = part->n_slots / WORDS;
@@ -181,6 +187,7 @@ INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lo
 		i_vector values[8][LANES];
 
 		for (uint32_t v = first; v < end; v++) {
+			ask(asking);
 			UNROLL
 			for (uint32_t r = 0; r < n_rows; r += 2)
 				values_of_rows(lookup, rows[r] + part->offset, rows[r + 1] + part->offset, v,
@@ -196,11 +203,14 @@ INLINE void dot_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 	const bool is_value, float *dots)
 {
 	const struct lookup lookup = load_lookup(part, bits);
+	struct asking asking =
+		begin_asking(part, rows, 0, TOKENS * n_queries / LANES * part->n_slots / WORDS);
 
 	for (uint32_t first = 0; first < rows->n_rows; first += LANES / n_queries) {
 		i_vector sums[LANES] = { 0 };
 
-		dot_natural(part, &lookup, rows->rows + first, queries, n_queries, bits, is_value, sums);
+		dot_natural(
+			part, &lookup, rows->rows + first, queries, n_queries, bits, is_value, &asking, sums);
 		store_dots(to_f32(add_lanes(sums)), first, n_queries, dots);
 	}
 }
@@ -210,6 +220,7 @@ INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 	float *dots)
 {
 	const uint32_t n_rows = LANES / n_queries;
+	struct asking asking = begin_asking(part, rows, 0, TOKENS / n_rows * part->n_slots / LANES);
 
 	for (uint32_t first = 0; first < rows->n_rows; first += n_rows) {
 		f_vector sums[LANES] = { 0 };
@@ -217,6 +228,7 @@ INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 		for (uint32_t i = 0; i < part->n_slots; i += LANES) {
 			f_vector values[LANES];
 
+			ask(&asking);
 			UNROLL
 			for (uint32_t r = 0; r < n_rows; r++)
 				values[r] = numbers_of(rows->rows[first + r] + part->offset, i, number);

@@ -30,6 +30,39 @@ float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max);
 void OF_SET(kv_fast_bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
 void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor);
 
+/* ---- what comes next ---- */
+
+/*
+ * A processor keeps track of some 20 lines that are under way, and drops or delays what exceeds them: so they
+ * are asked for one by one, as evenly as a kernel can.
+ */
+struct asking {
+	const uint8_t *at, *until;
+	uint64_t step;
+};
+
+/* The part's share of it, in n_turns steps, from the turn on that begins with the part's slot `slot`. */
+INLINE struct asking begin_asking(
+	const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t slot, uint32_t n_turns)
+{
+	const struct kv_fast_ahead *ahead = &rows->ahead;
+	struct asking asking = { ahead->from, ahead->from, 0 };
+
+	if (ahead->n_bytes > 0) {
+		asking.at = asking.until =
+			ahead->from + ahead->n_bytes * (part->slot + slot) / ahead->n_slots;
+		asking.step = ahead->n_bytes * part->n_slots / ahead->n_slots / n_turns;
+	}
+	return asking;
+}
+
+INLINE void ask(struct asking *asking)
+{
+	asking->until += asking->step;
+	for (; asking->at < asking->until; asking->at += 64)
+		__builtin_prefetch(asking->at, 0, 2);
+}
+
 /* ---- rows ---- */
 
 INLINE f_vector numbers_of(const uint8_t *numbers, uint32_t i, const enum kv_dtype number)

@@ -131,20 +131,21 @@ static void next_head(struct kv_fast_rows *rows, uint32_t row_bytes)
 		rows->rows[i] += row_bytes;
 }
 
-/* Asks for the part of head `head` of n_heads of all rows of the block at `first`, as far as there are any.
- */
-static void ask_for_rows(const struct kv_row_view *view, uint32_t row_bytes, uint32_t head, uint32_t first,
-	uint32_t lo, uint32_t end)
+/* Part `part` of n_parts of the rows of all KV heads of the block at `first`, where there are any. */
+static struct kv_fast_ahead part_of_rows(const struct kv_row_view *view, uint32_t first, uint32_t lo,
+	uint32_t end, uint32_t part, uint32_t n_parts)
 {
-	for (uint32_t t = first; t < first + KV_FAST_BLOCK_TOKENS; t += RUN_TOKENS) {
-		if (t < lo || t >= end)
-			continue;
+	const uint64_t run_bytes = RUN_TOKENS * view->token_bytes;
+	const uint64_t block_bytes = KV_FAST_BLOCK_TOKENS * view->token_bytes;
+	const uint64_t at = block_bytes * part / n_parts;
+	const uint32_t t = first + (uint32_t)(at / run_bytes) * RUN_TOKENS;
 
-		const uint8_t *from = kv_row_view_at(view, t) + (uint64_t)head * RUN_TOKENS * row_bytes;
-
-		for (uint32_t at = 0; at < RUN_TOKENS * row_bytes; at += 64)
-			__builtin_prefetch(from + at, 0, 2);
-	}
+	if (t + RUN_TOKENS <= lo || t >= end)
+		return (struct kv_fast_ahead){ 0 };
+	/* Where a part has rows of two runs they mostly lie one after the other; else some are not asked for.
+	 */
+	return (struct kv_fast_ahead){ .from = kv_row_view_at(view, t) + at % run_bytes,
+		.n_bytes = block_bytes / n_parts };
 }
 
 /* Tokens of a step: [lo, hi) of a range of the same source that ends at `end`; begin is lo, down to a
@@ -159,6 +160,30 @@ static uint32_t n_of(const struct step *step)
 	return (uint32_t)kv_round_up_u64(step->hi - step->begin, KV_FAST_BLOCK_TOKENS);
 }
 
+/*
+ * What a kernel asks for while it works on the block at `first` for queries from `n` on of the pass's head h:
+ * a part of the block that comes next. Blocks of K are followed by those of V, and these by K of the next
+ * step.
+ */
+static struct kv_fast_ahead ahead_of(
+	const struct pass *pass, const struct step *step, uint32_t first, bool is_v, uint32_t h, uint32_t n)
+{
+	const struct source *source = step->source;
+	const uint32_t n_calls = kv_div_up_u32(pass->n_filled, KV_FAST_QUERIES_MAX);
+	const uint32_t next = first + KV_FAST_BLOCK_TOKENS;
+	const bool is_last = next >= step->hi;
+	struct kv_fast_ahead ahead;
+
+	/* Another pass finds them where this one left them. */
+	if (pass->query_first > 0)
+		return (struct kv_fast_ahead){ 0 };
+	ahead = part_of_rows(is_v == is_last ? source->k_view : source->v_view,
+		is_last && !is_v ? step->begin : next, step->lo, is_last && is_v ? step->end : step->hi,
+		h * n_calls + n / KV_FAST_QUERIES_MAX, pass->n_heads * n_calls);
+	ahead.n_slots = is_v ? source->v->n_slots : source->k->n_slots;
+	return ahead;
+}
+
 static void score_step(const struct pass *pass, const struct step *step)
 {
 	const struct kv_fast_task *task = pass->task;
@@ -169,12 +194,10 @@ static void score_step(const struct pass *pass, const struct step *step)
 		find_rows(source->k_view, pass->head_first, source->k_row_bytes, first, step->lo,
 			kv_fast_min(step->hi, first + KV_FAST_BLOCK_TOKENS), &rows);
 		for (uint32_t h = 0; h < pass->n_heads; h++) {
-			if (pass->query_first == 0)
-				ask_for_rows(source->v_view, source->v_row_bytes, pass->head_first + h, first,
-					step->lo, step->hi);
 			for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
 				const uint32_t seat = h * pass->n_filled + n;
 
+				rows.ahead = ahead_of(pass, step, first, false, h, n);
 				task->pool->kernels->score(source->k, &rows, &source->seats->queries[seat],
 					kv_fast_min(pass->n_filled - n, KV_FAST_QUERIES_MAX),
 					pass->scratch->logits[seat] + (first - step->begin),
@@ -259,12 +282,10 @@ static void accumulate_step(const struct pass *pass, const struct step *step)
 		find_rows(source->v_view, pass->head_first, source->v_row_bytes, first, step->lo,
 			kv_fast_min(step->hi, first + KV_FAST_BLOCK_TOKENS), &rows);
 		for (uint32_t h = 0; h < pass->n_heads; h++) {
-			if (pass->query_first == 0)
-				ask_for_rows(source->k_view, source->k_row_bytes, pass->head_first + h,
-					first + KV_FAST_STEP_TOKENS, step->lo, step->end);
 			for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
 				const uint32_t seat = h * pass->n_filled + n;
 
+				rows.ahead = ahead_of(pass, step, first, true, h, n);
 				task->pool->kernels->accumulate(source->v, &rows,
 					pass->scratch->logits[seat] + (first - step->begin),
 					KV_FAST_STEP_TOKENS,

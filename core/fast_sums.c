@@ -80,19 +80,24 @@ INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *l
 	const uint32_t half, float *const *sums)
 {
 	i_vector totals[KV_FAST_QUERIES_MAX][4] = { 0 };
+	struct asking asking =
+		begin_asking(part, rows, v * LANES, TOKENS / 2 * part->n_slots / (n_vectors * LANES));
 
 	if (TAKES_CODES_APART_FIRST(bits) && !is_value && !is_shifted) {
 		i_vector values[TOKENS / 2][4];
 
-		for (uint32_t t = 0; t < rows->n_rows; t += 2)
+		for (uint32_t t = 0; t < rows->n_rows; t += 2) {
+			ask(&asking);
 			values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
 				is_shifted, is_value, half, values[t / 2]);
+		}
 		for (uint32_t t = 0; t < rows->n_rows; t += 2)
 			add_weighted(weights, t, n_queries, n_vectors, values[t / 2], totals);
 	} else {
 		for (uint32_t t = 0; t < rows->n_rows; t += 2) {
 			i_vector values[4];
 
+			ask(&asking);
 			values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
 				is_shifted, is_value, half, values);
 			add_weighted(weights, t, n_queries, n_vectors, values, totals);
@@ -137,6 +142,7 @@ INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 {
 	const uint32_t n_at_once = LANES == 16 ? 4 : 2;
 	const uint32_t n_vectors = part->n_slots / LANES;
+	struct asking asking = begin_asking(part, rows, 0, TOKENS * n_vectors / n_at_once);
 
 	for (uint32_t v = 0; v < n_vectors; v += n_at_once) {
 		f32_lanes totals[KV_FAST_QUERIES_MAX][4];
@@ -148,6 +154,7 @@ INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 		}
 		if (n == n_at_once) {
 			for (uint32_t t = 0; t < rows->n_rows; t++) {
+				ask(&asking);
 				UNROLL
 				for (uint32_t i = 0; i < n_at_once; i++) {
 					const f_vector values = numbers_of(
@@ -183,7 +190,8 @@ INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
 	const uint32_t n_queries, float *const *sums)
 {
-	struct weights weights[KV_FAST_QUERIES_MAX];
+	struct weights rounded_weights[KV_FAST_QUERIES_MAX];
+	const struct weights *weights = rounded_weights;
 
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
@@ -197,7 +205,8 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 		return;
 	}
 	for (uint32_t q = 0; q < n_queries; q++)
-		round_weights(scaled + (size_t)q * TOKENS, &weights[q]);
+		round_weights(scaled + (size_t)q * TOKENS, &rounded_weights[q]);
+	FORGET(weights); /* else a compiler takes them for never filled */
 #define SUM(bits, is_shifted, is_value) \
 	sum_codes(part, rows, weights, n_queries, bits, is_shifted, is_value, sums)
 	switch (part->bits) {

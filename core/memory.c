@@ -60,6 +60,11 @@ void kv_pages_free(void *ptr, uint64_t n_bytes)
 		munmap(ptr, (size_t)n_bytes);
 }
 
+void kv_pages_prefer_large(void *ptr, uint64_t n_bytes)
+{
+	(void)madvise(ptr, (size_t)n_bytes, MADV_HUGEPAGE);
+}
+
 uint64_t kv_alloc_count(void)
 {
 	return atomic_load_explicit(&n_allocations, memory_order_relaxed);

@@ -20,6 +20,11 @@ void kv_free(void *ptr);
  */
 void *kv_pages_alloc(uint64_t n_bytes);
 void kv_pages_free(void *ptr, uint64_t n_bytes);
+/*
+ * Asks for large pages where the system has them: for memory that is gone through again and again. A touched
+ * byte then makes a whole large page resident. Nothing happens where it has none.
+ */
+void kv_pages_prefer_large(void *ptr, uint64_t n_bytes);
 
 /* Number of successful and failed kv_alloc/kv_pages_alloc calls so far. */
 uint64_t kv_alloc_count(void);

@@ -136,6 +136,9 @@ enum kv_status srv_bench_ceilings(const struct srv_bench_cpu *bench, const struc
 		kv_pages_free(to, COPY_BYTES);
 		return kv_fail(err, KV_NO_MEMORY, "buffers of %llu bytes", (unsigned long long)n_bytes);
 	}
+	/* As the backend's arena. */
+	kv_pages_prefer_large(buffer, n_bytes);
+	kv_pages_prefer_large(to, COPY_BYTES);
 	memset(buffer, 1, n_bytes);
 	memset(to, 2, COPY_BYTES);
 	for (uint32_t round = 0; round < bench->n_rounds + CEILING_ROUNDS; round++) {
