@@ -19,7 +19,8 @@ struct audit {
 	uint32_t n_plans;
 	struct kv_error *err;
 	uint32_t *owners[KV_TABLES_MAX], *in_flight[KV_TABLES_MAX], *kept[KV_TABLES_MAX]; /* [n_blocks] */
-	uint64_t *layer_tokens; /* [n_layers] of sequences that are counted */
+	uint32_t *pins[KV_TABLES_MAX]; /* [n_blocks] table entries of pinned sequences */
+	uint64_t *layer_tokens;        /* [n_layers] of sequences that are counted */
 	uint64_t n_tokens, n_chunks;
 	uint32_t n_resting_entries[KV_TABLES_MAX];
 	uint32_t n_live, n_gone;
@@ -37,7 +38,9 @@ static enum kv_status take_scratch(struct audit *audit)
 		audit->owners[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		audit->in_flight[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		audit->kept[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
-		is_whole = is_whole && audit->owners[g] && audit->in_flight[g] && audit->kept[g];
+		audit->pins[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		is_whole = is_whole && audit->owners[g] && audit->in_flight[g] && audit->kept[g] &&
+			audit->pins[g];
 	}
 	return is_whole ? KV_OK : kv_fail(audit->err, KV_NO_MEMORY, "audit: scratch");
 }
@@ -51,6 +54,7 @@ static void return_scratch(struct audit *audit)
 		kv_pages_free(audit->owners[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		kv_pages_free(audit->in_flight[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 		kv_pages_free(audit->kept[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		kv_pages_free(audit->pins[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
 	}
 }
 
@@ -78,6 +82,7 @@ static enum kv_status count_table(struct audit *audit, const struct kv_sequence 
 					(unsigned long long)sequence->id, g, first + i, entries[i],
 					pool->spec->n_blocks[g]);
 			audit->owners[g][entries[i]]++;
+			audit->pins[g][entries[i]] += sequence->n_pins > 0;
 		}
 	}
 	return KV_OK;
@@ -206,9 +211,12 @@ static enum kv_status audit_counts(struct audit *audit, uint32_t g)
 			return fail_block(audit, g, i, "owners", blocks->owners[i], n_owners);
 		if (blocks->in_flight[i] != n_in_flight)
 			return fail_block(audit, g, i, "in flight", blocks->in_flight[i], n_in_flight);
-		counted.n_shared += n_owners > 1;
+		if (blocks->pins[i] != audit->pins[g][i])
+			return fail_block(audit, g, i, "pins", blocks->pins[i], audit->pins[g][i]);
+		counted.n_pinned += audit->pins[g][i] > 0;
+		counted.n_shared += n_owners > 1 && audit->pins[g][i] == 0;
 		counted.n_extra_owners += n_owners > 1 ? n_owners - 1 : 0;
-		counted.n_owned += n_owners == 1;
+		counted.n_owned += n_owners == 1 && audit->pins[g][i] == 0;
 		counted.n_draining += n_owners == 0 && n_in_flight > 0;
 		counted.n_free += n_owners == 0 && n_in_flight == 0;
 	}
@@ -221,6 +229,8 @@ static enum kv_status audit_counts(struct audit *audit, uint32_t g)
 		status = kv_audit_equal(audit->err, "owned blocks", counts->n_owned, counted.n_owned);
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "shared blocks", counts->n_shared, counted.n_shared);
+	if (status == KV_OK)
+		status = kv_audit_equal(audit->err, "pinned blocks", counts->n_pinned, counted.n_pinned);
 	if (status == KV_OK)
 		status = kv_audit_equal(audit->err, "owners beyond the first", counts->n_extra_owners,
 			counted.n_extra_owners);

@@ -113,5 +113,9 @@ enum kv_status kv_audit_sequence(const struct kv_sequence *sequence, struct kv_e
 		return fail_sequence(sequence, "it is in no list", err);
 	if (sequence->is_zombie != (sequence->session == NULL))
 		return fail_sequence(sequence, "a zombie has no session, the others have one", err);
+	for (uint32_t g = 0; g < sequence->pool->spec->n_tables; g++) {
+		if (sequence->tables[g].is_pinned != (sequence->n_pins > 0))
+			return fail_sequence(sequence, "its blocks are not pinned as it is", err);
+	}
 	return kv_sequence_is_live(sequence) ? check_live(sequence, err) : KV_OK;
 }

@@ -18,14 +18,15 @@ enum kv_status kv_block_pool_init(struct kv_block_pool *pool, uint32_t n_blocks,
 	};
 	pool->owners = kv_pages_alloc(array_bytes);
 	pool->in_flight = kv_pages_alloc(array_bytes);
+	pool->pins = kv_pages_alloc(array_bytes);
 	pool->free_ids = kv_pages_alloc(array_bytes);
 	pool->idle_next = kv_pages_alloc(array_bytes);
 	pool->idle_prev = kv_pages_alloc(array_bytes);
 	pool->flags = kv_pages_alloc(n_blocks);
 	pool->taken_by = kv_pages_alloc(sizeof(*pool->taken_by) * (uint64_t)n_blocks);
 	pool->payers = kv_pages_alloc(sizeof(*pool->payers) * (uint64_t)n_blocks);
-	if (!pool->owners || !pool->in_flight || !pool->free_ids || !pool->idle_next || !pool->idle_prev ||
-		!pool->flags || !pool->taken_by || !pool->payers) {
+	if (!pool->owners || !pool->in_flight || !pool->pins || !pool->free_ids || !pool->idle_next ||
+		!pool->idle_prev || !pool->flags || !pool->taken_by || !pool->payers) {
 		kv_block_pool_finish(pool);
 		return kv_fail(err, KV_NO_MEMORY, "block pool of %u blocks", n_blocks);
 	}
@@ -38,6 +39,7 @@ void kv_block_pool_finish(struct kv_block_pool *pool)
 
 	kv_pages_free(pool->owners, array_bytes);
 	kv_pages_free(pool->in_flight, array_bytes);
+	kv_pages_free(pool->pins, array_bytes);
 	kv_pages_free(pool->free_ids, array_bytes);
 	kv_pages_free(pool->idle_next, array_bytes);
 	kv_pages_free(pool->idle_prev, array_bytes);
@@ -64,8 +66,11 @@ void kv_block_pool_refund(struct kv_block_pool *pool)
 }
 
 /* The count that a block with these numbers is part of. */
-static uint32_t *state_count(struct kv_block_counts *counts, uint32_t n_owners, uint32_t n_in_flight)
+static uint32_t *state_count(
+	struct kv_block_counts *counts, uint32_t n_owners, uint32_t n_in_flight, uint32_t n_pins)
 {
+	if (n_pins > 0)
+		return &counts->n_pinned;
 	if (n_owners > 1)
 		return &counts->n_shared;
 	if (n_owners == 1)
@@ -85,7 +90,7 @@ static void tally_block(struct kv_block_pool *pool, uint32_t idx, uint32_t sign)
 	const uint32_t n_owners = pool->owners[idx], flags = pool->flags[idx];
 	const uint64_t n_extra = extra(n_owners);
 
-	*state_count(counts, n_owners, pool->in_flight[idx]) += sign;
+	*state_count(counts, n_owners, pool->in_flight[idx], pool->pins[idx]) += sign;
 	counts->n_kept += flags & KV_BLOCK_KEPT ? sign : 0;
 	counts->n_kept_shared += (flags & KV_BLOCK_KEPT) && n_owners > 1 ? sign : 0;
 	counts->n_idle += flags & KV_BLOCK_IDLE ? sign : 0;
@@ -147,8 +152,9 @@ static void idle_end(struct kv_block_pool *pool, uint32_t idx)
 /* The one place where the numbers of a block change, so that the counts always add up. */
 static void change(struct kv_block_pool *pool, uint32_t idx, uint32_t n_owners, uint32_t n_in_flight)
 {
-	uint32_t *before = state_count(&pool->counts, pool->owners[idx], pool->in_flight[idx]);
-	uint32_t *after = state_count(&pool->counts, n_owners, n_in_flight);
+	const uint32_t n_pins = pool->pins[idx];
+	uint32_t *before = state_count(&pool->counts, pool->owners[idx], pool->in_flight[idx], n_pins);
+	uint32_t *after = state_count(&pool->counts, n_owners, n_in_flight, n_pins);
 	const bool is_in_tally = is_tallied(pool, idx);
 
 	if (is_in_tally)
@@ -212,7 +218,7 @@ void kv_block_pool_mark(
 void kv_block_pool_disown(struct kv_block_pool *pool, kv_block_id id)
 {
 	KV_ASSERT(id.idx < pool->n_blocks);
-	KV_ASSERT(pool->owners[id.idx] > 0);
+	KV_ASSERT(pool->owners[id.idx] > pool->pins[id.idx]);
 	change(pool, id.idx, pool->owners[id.idx] - 1, pool->in_flight[id.idx]);
 }
 
@@ -222,6 +228,34 @@ void kv_block_pool_own(struct kv_block_pool *pool, kv_block_id id)
 	KV_ASSERT(pool->owners[id.idx] > 0); /* a free or draining block has nothing to share */
 	KV_ASSERT(pool->owners[id.idx] < UINT32_MAX);
 	change(pool, id.idx, pool->owners[id.idx] + 1, pool->in_flight[id.idx]);
+}
+
+static void set_pins(struct kv_block_pool *pool, uint32_t idx, uint32_t n_pins)
+{
+	const uint32_t n_owners = pool->owners[idx], n_in_flight = pool->in_flight[idx];
+	const bool is_in_tally = is_tallied(pool, idx);
+
+	if (is_in_tally)
+		tally_block(pool, idx, UINT32_MAX);
+	--*state_count(&pool->counts, n_owners, n_in_flight, pool->pins[idx]);
+	pool->pins[idx] = n_pins;
+	++*state_count(&pool->counts, n_owners, n_in_flight, n_pins);
+	if (is_in_tally)
+		tally_block(pool, idx, 1);
+}
+
+void kv_block_pool_pin(struct kv_block_pool *pool, kv_block_id id)
+{
+	KV_ASSERT(id.idx < pool->n_blocks);
+	KV_ASSERT(pool->pins[id.idx] < pool->owners[id.idx]);
+	set_pins(pool, id.idx, pool->pins[id.idx] + 1);
+}
+
+void kv_block_pool_unpin(struct kv_block_pool *pool, kv_block_id id)
+{
+	KV_ASSERT(id.idx < pool->n_blocks);
+	KV_ASSERT(pool->pins[id.idx] > 0);
+	set_pins(pool, id.idx, pool->pins[id.idx] - 1);
 }
 
 void kv_block_pool_keep(struct kv_block_pool *pool, kv_block_id id)

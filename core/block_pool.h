@@ -7,6 +7,8 @@
  * running can only hurt rows that nobody owns. All ids exist from init to finish; nothing allocates after
  * init; what it holds per block becomes resident once the block is used. Never touches page memory. Loop
  * thread only.
+ *
+ * A block that a pinned sequence has is pinned, whatever other owners it has: each block counts in one state.
  */
 #ifndef CORE_BLOCK_POOL_H
 #define CORE_BLOCK_POOL_H
@@ -22,9 +24,9 @@ typedef struct {
 } kv_block_id; /* not an int: cannot be mixed with a token or slot index */
 
 struct kv_block_counts {
-	uint32_t n_total, n_free, n_owned, n_shared, n_draining,
-		n_reserved;  /* free + owned + shared + draining = total;
-reserved is the part of free that reservations hold; shared = owner count above 1 */
+	/* free + owned + shared + pinned + draining = total; reserved is the part of free that reservations
+	 * hold; shared: more than one owner, pinned: whatever the number of owners is. */
+	uint32_t n_total, n_free, n_owned, n_shared, n_pinned, n_draining, n_reserved;
 	uint32_t n_used_max; /* high-water mark of total - free */
 	/* published blocks; with other owners, too; without any, and not in flight */
 	uint32_t n_kept, n_kept_shared, n_idle;
@@ -35,6 +37,7 @@ reserved is the part of free that reservations hold; shared = owner count above 
 struct kv_block_tally {
 	uint32_t serial;  /* never 0 */
 	uint32_t *owners; /* [n_blocks] table entries, of tables as far as they were walked */
+	uint32_t *pins;   /* [n_blocks] the same of pinned tables */
 	/* From a moment on at which no batch was in flight: [n_blocks] it was looked at since. */
 	bool is_watched;
 	uint8_t *is_seen;
@@ -47,6 +50,7 @@ struct kv_block_pool {
 	uint32_t n_blocks;
 	uint32_t *owners;    /* [n_blocks] */
 	uint32_t *in_flight; /* [n_blocks] */
+	uint32_t *pins;      /* [n_blocks] owners that are tables of pinned sequences */
 	uint32_t *free_ids;  /* stack [n_freed]: blocks that were used and are free again */
 	uint32_t n_freed;
 	uint32_t n_touched; /* blocks from here on were never used: free, and not on the stack */
@@ -97,6 +101,9 @@ static inline uint32_t kv_block_pool_idle_first(const struct kv_block_pool *pool
 {
 	return pool->idle_first;
 }
+/* An owner of the block is, or is no longer, a table of a pinned sequence; it is one in between. */
+void kv_block_pool_pin(struct kv_block_pool *pool, kv_block_id id);
+void kv_block_pool_unpin(struct kv_block_pool *pool, kv_block_id id);
 /* A submitted batch names the block (begin) or is reaped (end). */
 void kv_block_pool_flight_begin(struct kv_block_pool *pool, kv_block_id id);
 void kv_block_pool_flight_end(struct kv_block_pool *pool, kv_block_id id);

@@ -71,8 +71,10 @@ static void add_chunk(struct kv_block_table *table, struct kv_table_arena *arena
 static void count_entry(const struct kv_block_table *table, struct kv_block_pool *pool, uint32_t entry_idx,
 	uint32_t block_idx, uint32_t n)
 {
-	if (entry_idx < kv_block_table_n_counted(table, pool))
-		pool->tally->owners[block_idx] += n;
+	if (entry_idx >= kv_block_table_n_counted(table, pool))
+		return;
+	pool->tally->owners[block_idx] += n;
+	pool->tally->pins[block_idx] += table->is_pinned ? n : 0;
 }
 
 /* An entry came, or went. */
@@ -81,6 +83,8 @@ static inline void entry_begins(const struct kv_block_table *table, struct kv_bl
 {
 	if (pool->tally)
 		count_entry(table, pool, entry_idx, block_idx, 1);
+	if (table->is_pinned)
+		kv_block_pool_pin(pool, (kv_block_id){ block_idx });
 }
 
 static inline void entry_ends(const struct kv_block_table *table, struct kv_block_pool *pool,
@@ -88,6 +92,8 @@ static inline void entry_ends(const struct kv_block_table *table, struct kv_bloc
 {
 	if (pool->tally)
 		count_entry(table, pool, entry_idx, block_idx, UINT32_MAX); /* one less */
+	if (table->is_pinned)
+		kv_block_pool_unpin(pool, (kv_block_id){ block_idx });
 }
 
 /* ---- */
@@ -280,6 +286,37 @@ void kv_block_table_copy(const struct kv_block_table *table, const struct kv_tab
 		out += n_here;
 		n -= n_here;
 	}
+}
+
+void kv_block_table_pin(struct kv_block_table *table, const struct kv_table_arena *arena,
+	struct kv_block_pool *pool, bool is_pinned)
+{
+	uint32_t entries[KV_CHUNK_ENTRIES], n;
+
+	KV_ASSERT(table->is_pinned != is_pinned);
+	for (uint32_t first = 0; first < table->n_blocks; first += n) {
+		const uint32_t n_counted = pool->tally ? kv_block_table_n_counted(table, pool) : 0;
+
+		if (first >= table->gap_first && first < table->gap_end) {
+			n = table->gap_end - first;
+			continue;
+		}
+
+		const bool is_before = first < table->gap_first && kv_block_table_has_gap(table);
+		const uint32_t n_left = (is_before ? table->gap_first : table->n_blocks) - first;
+
+		n = n_left < KV_CHUNK_ENTRIES ? n_left : KV_CHUNK_ENTRIES;
+		kv_block_table_copy(table, arena, first, n, entries);
+		for (uint32_t i = 0; i < n; i++) {
+			if (first + i < n_counted)
+				pool->tally->pins[entries[i]] += is_pinned ? 1 : UINT32_MAX;
+			if (is_pinned)
+				kv_block_pool_pin(pool, (kv_block_id){ entries[i] });
+			else
+				kv_block_pool_unpin(pool, (kv_block_id){ entries[i] });
+		}
+	}
+	table->is_pinned = is_pinned;
 }
 
 void kv_block_table_append_gap(struct kv_block_table *table, struct kv_table_arena *arena, uint32_t n_entries)

@@ -41,6 +41,7 @@ struct kv_block_table {
 	uint32_t n_blocks;           /* entries, those of the gap included */
 	uint32_t head_idx, tail_idx; /* chunk arena indices, meaningless when n_blocks is 0 */
 	uint32_t gap_first, gap_end; /* entries [gap_first, gap_end) have no block; equal: there is no gap */
+	bool is_pinned;              /* its sequence is: so are the blocks */
 	/* Private to tally.c: entries before n_counted are counted by the tally with this serial. */
 	uint32_t tally_serial, n_counted;
 };
@@ -106,6 +107,9 @@ void kv_block_table_replace(const struct kv_block_table *table, struct kv_table_
  */
 uint32_t kv_block_table_open_gap(struct kv_block_table *table, struct kv_table_arena *arena,
 	struct kv_block_pool *pool, uint32_t first, uint32_t end, uint32_t n_max);
+/* Pins all blocks of the table, and all that come, or ends that; a walk over all entries. */
+void kv_block_table_pin(struct kv_block_table *table, const struct kv_table_arena *arena,
+	struct kv_block_pool *pool, bool is_pinned);
 /* Copies entries [first, first + n) to out; they must exist. KV_BLOCK_NONE in the gap. */
 void kv_block_table_copy(const struct kv_block_table *table, const struct kv_table_arena *arena,
 	uint32_t first, uint32_t n, uint32_t out[]);

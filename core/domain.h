@@ -358,8 +358,9 @@ KV_MUST_CHECK enum kv_status kv_sequence_truncate(
 /* Only with nothing outstanding on the session. The sequence becomes a zombie. NOT_FOUND. */
 KV_MUST_CHECK enum kv_status kv_sequence_free(struct kv_session *session, uint64_t sequence_id);
 /*
- * Pins are counted per sequence and go with it; while there are any it is not evicted. NOT_FOUND; EVICTED
- * (pin); BAD_STATE (unpin without a pin).
+ * Pins are counted per sequence and go with it; while there are any it is not evicted, and its blocks count
+ * as pinned until they are given back. NOT_FOUND; EVICTED (pin); BAD_STATE (unpin without a pin); BUSY_RETRY
+ * (the first pin and the last: more table entries than a turn may, as for FORK).
  */
 KV_MUST_CHECK enum kv_status kv_sequence_pin(struct kv_session *session, uint64_t sequence_id);
 KV_MUST_CHECK enum kv_status kv_sequence_unpin(struct kv_session *session, uint64_t sequence_id);

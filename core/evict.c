@@ -38,6 +38,20 @@ void kv_sequence_rest(struct kv_sequence *sequence)
 
 /* ---- pins ---- */
 
+/* Walks along its tables, within the bound of FORK; false: not in this turn. */
+static bool set_pinned(struct kv_sequence *sequence, bool is_pinned)
+{
+	struct kv_pool *pool = sequence->pool;
+
+	if (pool->domain->n_forked >= KV_FORK_ENTRIES_MAX)
+		return false;
+	for (uint32_t g = 0; g < pool->spec->n_tables; g++) {
+		kv_block_table_pin(&sequence->tables[g], &pool->tables, &pool->blocks[g], is_pinned);
+		pool->domain->n_forked += kv_block_table_n_owned(&sequence->tables[g]);
+	}
+	return true;
+}
+
 enum kv_status kv_sequence_pin(struct kv_session *session, uint64_t sequence_id)
 {
 	struct kv_sequence *sequence = kv_sequence_find(session, sequence_id);
@@ -48,6 +62,8 @@ enum kv_status kv_sequence_pin(struct kv_session *session, uint64_t sequence_id)
 		return KV_EVICTED;
 	if (sequence->n_pins == UINT32_MAX)
 		return KV_LIMIT;
+	if (sequence->n_pins == 0 && !set_pinned(sequence, true))
+		return KV_BUSY_RETRY;
 	sequence->n_pins++;
 	kv_sequence_wake(sequence);
 	return KV_OK;
@@ -61,6 +77,8 @@ enum kv_status kv_sequence_unpin(struct kv_session *session, uint64_t sequence_i
 		return KV_NOT_FOUND;
 	if (sequence->n_pins == 0)
 		return KV_BAD_STATE;
+	if (sequence->n_pins == 1 && !set_pinned(sequence, false))
+		return KV_BUSY_RETRY;
 	if (--sequence->n_pins == 0)
 		kv_sequence_rest(sequence);
 	return KV_OK;

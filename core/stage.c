@@ -275,6 +275,8 @@ enum kv_status kv_stage_sequence(struct kv_stage *stage, const struct kv_staged_
 	pool->n_zombies++;
 	sequence->is_evictable = staged->is_evictable;
 	sequence->n_pins = staged->n_pins;
+	for (uint32_t g = 0; g < pool->spec->n_tables && staged->n_pins > 0; g++)
+		kv_block_table_pin(&sequence->tables[g], &pool->tables, &pool->blocks[g], true);
 	sequence->used_ns = now_ns > staged->idle_ns ? now_ns - staged->idle_ns : 1;
 	memcpy(sequence->n_gone, staged->n_gone, sizeof(sequence->n_gone));
 	for (uint32_t l = 0; l < pool->spec->n_layers; l++) {

@@ -78,6 +78,7 @@ static void leave_pool(struct kv_tally *tally)
 
 		pool->blocks[g].tally = NULL;
 		kv_pages_free(group->owners, sizeof(uint32_t) * (uint64_t)pool->blocks[g].n_blocks);
+		kv_pages_free(group->pins, sizeof(uint32_t) * (uint64_t)pool->blocks[g].n_blocks);
 		kv_pages_free(group->is_seen, pool->blocks[g].n_blocks);
 	}
 	memset(tally->groups, 0, sizeof(tally->groups));
@@ -95,8 +96,9 @@ static enum kv_status enter_pool(struct step *step, struct kv_pool *pool)
 
 		*group = (struct kv_block_tally){ .serial = tally->serial, .moving_idx = UINT32_MAX };
 		group->owners = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)pool->blocks[g].n_blocks);
+		group->pins = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)pool->blocks[g].n_blocks);
 		group->is_seen = kv_pages_alloc(pool->blocks[g].n_blocks);
-		is_whole = is_whole && group->owners && group->is_seen;
+		is_whole = is_whole && group->owners && group->pins && group->is_seen;
 	}
 	if (!is_whole)
 		return kv_fail(step->err, KV_NO_MEMORY, "audit of pool \"%s\"", pool->spec->name);
@@ -193,6 +195,7 @@ static enum kv_status count_table(struct step *step, struct kv_sequence *sequenc
 			if (entries[i] >= blocks->n_blocks)
 				return found_entry(step, sequence, g, first + i, entries[i]);
 			blocks->tally->owners[entries[i]]++;
+			blocks->tally->pins[entries[i]] += table->is_pinned;
 		}
 		table->n_counted = first + n;
 		tally->counts.n_entries += n;
@@ -309,6 +312,8 @@ static enum kv_status check_block(struct step *step, uint32_t g, uint32_t idx, u
 
 	if (blocks->owners[idx] != n_owners)
 		return found_block(step, g, idx, "owners", blocks->owners[idx], n_owners);
+	if (blocks->pins[idx] != step->tally->groups[g].pins[idx])
+		return found_block(step, g, idx, "pins", blocks->pins[idx], step->tally->groups[g].pins[idx]);
 	if (blocks->flags[idx] != flags)
 		return found_block(step, g, idx, "flags of publishing", blocks->flags[idx], flags);
 	if (is_idle && !is_in_idle_list(blocks, idx))
@@ -343,6 +348,7 @@ static enum kv_status check_counts(struct step *step, uint32_t g)
 		{ "free blocks", recorded->n_free, counted->n_free },
 		{ "owned blocks", recorded->n_owned, counted->n_owned },
 		{ "shared blocks", recorded->n_shared, counted->n_shared },
+		{ "pinned blocks", recorded->n_pinned, counted->n_pinned },
 		{ "owners beyond the first", recorded->n_extra_owners, counted->n_extra_owners },
 		{ "draining blocks", recorded->n_draining, counted->n_draining },
 		{ "kept blocks", recorded->n_kept, counted->n_kept },

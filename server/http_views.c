@@ -4,6 +4,8 @@
 #include <microhttpd.h>
 #include <stdio.h>
 
+#include "core/checked.h"
+
 void srv_view_report(
 	struct srv_text *text, const struct kv_memory_report *report, enum srv_view_report_kind kind)
 {
@@ -87,42 +89,98 @@ uint32_t srv_view_n_rows(const struct srv_control *control)
 	return control->n_rows < SRV_CONTROL_ROWS_MAX ? control->n_rows : SRV_CONTROL_ROWS_MAX;
 }
 
-void srv_view_blocks(struct srv_text *text, const struct kv_block_counts *blocks)
+void srv_view_blocks(struct srv_text *text, const struct srv_block_sum *blocks)
 {
+	const struct kv_block_counts *counts = &blocks->counts;
+
 	srv_text_open(text, "blocks", '{');
-	srv_text_u64(text, "total", blocks->n_total);
-	srv_text_u64(text, "free", blocks->n_free - blocks->n_reserved);
-	srv_text_u64(text, "reserved", blocks->n_reserved);
-	srv_text_u64(text, "owned", blocks->n_owned);
-	srv_text_u64(text, "shared", blocks->n_shared);
-	srv_text_u64(text, "draining", blocks->n_draining);
-	srv_text_u64(text, "used_max", blocks->n_used_max);
-	srv_text_u64(text, "published", blocks->n_kept);
-	srv_text_u64(text, "idle", blocks->n_idle);
+	srv_text_u64(text, "total", counts->n_total);
+	srv_text_u64(text, "free", counts->n_free - counts->n_reserved);
+	srv_text_u64(text, "reserved", counts->n_reserved);
+	srv_text_u64(text, "owned", counts->n_owned);
+	srv_text_u64(text, "shared", counts->n_shared);
+	srv_text_u64(text, "pinned", counts->n_pinned);
+	srv_text_u64(text, "draining", counts->n_draining);
+	srv_text_u64(text, "exact", blocks->n_exact);
+	srv_text_u64(text, "used_max", counts->n_used_max);
+	srv_text_u64(text, "published", counts->n_kept);
+	srv_text_u64(text, "idle", counts->n_idle);
 	srv_text_close(text, '}');
 }
 
-void srv_view_sum_blocks(struct kv_block_counts *sum, const struct kv_block_counts *blocks)
+void srv_view_blocks_of_kind(struct srv_text *text, const struct kv_block_counts *counts)
 {
-	sum->n_total += blocks->n_total;
-	sum->n_free += blocks->n_free;
-	sum->n_owned += blocks->n_owned;
-	sum->n_shared += blocks->n_shared;
-	sum->n_draining += blocks->n_draining;
-	sum->n_reserved += blocks->n_reserved;
-	sum->n_used_max += blocks->n_used_max;
-	sum->n_kept += blocks->n_kept;
-	sum->n_idle += blocks->n_idle;
+	const struct srv_block_sum blocks = { .counts = *counts };
+
+	srv_view_blocks(text, &blocks);
 }
 
-/* All groups of one pool added up. */
-struct kv_block_counts srv_view_pool_blocks(const struct srv_pool_row *pool)
+void srv_view_sum_blocks(struct srv_block_sum *sum, const struct srv_block_sum *blocks)
 {
-	struct kv_block_counts sum = { 0 };
+	const struct kv_block_counts *counts = &blocks->counts;
 
-	for (uint32_t i = 0; i < pool->n_groups && i < KV_GROUPS_MAX; i++)
-		srv_view_sum_blocks(&sum, &pool->blocks[i]);
+	sum->counts.n_total += counts->n_total;
+	sum->counts.n_free += counts->n_free;
+	sum->counts.n_owned += counts->n_owned;
+	sum->counts.n_shared += counts->n_shared;
+	sum->counts.n_pinned += counts->n_pinned;
+	sum->counts.n_draining += counts->n_draining;
+	sum->counts.n_reserved += counts->n_reserved;
+	sum->counts.n_used_max += counts->n_used_max;
+	sum->counts.n_kept += counts->n_kept;
+	sum->counts.n_idle += counts->n_idle;
+	sum->n_exact += blocks->n_exact;
+}
+
+struct srv_block_sum srv_view_pool_blocks(const struct srv_pool_row *pool)
+{
+	struct srv_block_sum sum = { 0 };
+
+	for (uint32_t i = 0; i < pool->n_tables && i < KV_TABLES_MAX; i++) {
+		const struct kv_block_counts *counts = &pool->blocks[i];
+		struct srv_block_sum one = { .counts = *counts };
+
+		if (i >= pool->n_groups)
+			one = (struct srv_block_sum){
+				.counts = { .n_total = counts->n_total,
+					.n_free = counts->n_free,
+					.n_reserved = counts->n_reserved,
+					.n_used_max = counts->n_used_max },
+				.n_exact = counts->n_owned + counts->n_shared + counts->n_pinned +
+					counts->n_draining,
+			};
+		srv_view_sum_blocks(&sum, &one);
+	}
 	return sum;
+}
+
+const char *const srv_block_state_names[SRV_BLOCK_STATES] = { "free", "reserved", "owned", "shared", "pinned",
+	"draining", "exact" };
+
+void srv_view_add_state_bytes(uint64_t states[SRV_BLOCK_STATES], const struct srv_pool_row *pool)
+{
+	for (uint32_t i = 0; i < pool->n_tables && i < KV_TABLES_MAX; i++) {
+		const struct kv_block_counts *counts = &pool->blocks[i];
+		const uint32_t n_blocks[] = { counts->n_free - counts->n_reserved, counts->n_reserved,
+			counts->n_owned, counts->n_shared, counts->n_pinned, counts->n_draining };
+
+		for (uint32_t s = 0; s < KV_LENGTH(n_blocks); s++)
+			states[i >= pool->n_groups && s >= 2 ? SRV_BLOCK_STATES - 1 : s] +=
+				n_blocks[s] * pool->block_bytes[i];
+	}
+}
+
+void srv_view_state_bytes(struct srv_text *text, const uint64_t states[SRV_BLOCK_STATES])
+{
+	uint64_t total = 0;
+
+	srv_text_open(text, "block_bytes", '{');
+	for (uint32_t i = 0; i < SRV_BLOCK_STATES; i++) {
+		srv_text_u64(text, srv_block_state_names[i], states[i]);
+		total += states[i];
+	}
+	srv_text_u64(text, "total", total);
+	srv_text_close(text, '}');
 }
 
 void srv_view_problem(unsigned http_status, const char *code, const char *detail, struct srv_text *text)

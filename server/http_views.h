@@ -58,10 +58,22 @@ enum srv_view_report_kind { SRV_REPORT_SEQUENCE, SRV_REPORT_SESSION, SRV_REPORT_
 void srv_view_report(
 	struct srv_text *text, const struct kv_memory_report *report, enum srv_view_report_kind kind);
 void srv_view_sum_reports(struct kv_memory_report *sum, const struct kv_memory_report *report);
-void srv_view_blocks(struct srv_text *text, const struct kv_block_counts *blocks);
-/* Over all groups. */
-struct kv_block_counts srv_view_pool_blocks(const struct srv_pool_row *pool);
-void srv_view_sum_blocks(struct kv_block_counts *sum, const struct kv_block_counts *blocks);
+/* Blocks of several kinds. Ring blocks that are in use are in the state "exact", whoever has them. */
+struct srv_block_sum {
+	struct kv_block_counts counts;
+	uint32_t n_exact;
+};
+void srv_view_blocks(struct srv_text *text, const struct srv_block_sum *blocks);
+/* The same of one kind of blocks: in the states that they have among themselves. */
+void srv_view_blocks_of_kind(struct srv_text *text, const struct kv_block_counts *counts);
+/* Over all groups, and the ring blocks of the exact window. */
+struct srv_block_sum srv_view_pool_blocks(const struct srv_pool_row *pool);
+void srv_view_sum_blocks(struct srv_block_sum *sum, const struct srv_block_sum *blocks);
+/* Bytes of all blocks of a pool by state; they add up to those of all of them. */
+#define SRV_BLOCK_STATES 7u
+extern const char *const srv_block_state_names[SRV_BLOCK_STATES];
+void srv_view_add_state_bytes(uint64_t states[SRV_BLOCK_STATES], const struct srv_pool_row *pool);
+void srv_view_state_bytes(struct srv_text *text, const uint64_t states[SRV_BLOCK_STATES]);
 /* Decimal digits; "tcp" for peers that have no number of their own. */
 void srv_view_tenant_id(struct srv_text *text, const char *key, uint64_t tenant);
 void srv_view_cursor(struct srv_text *text, const struct srv_control *control);

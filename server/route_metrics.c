@@ -262,7 +262,7 @@ static void block_sample(const struct scrape *scrape, const char *name, const st
 static void add_blocks(const struct scrape *scrape)
 {
 	family(scrape->text, "blocks", "gauge",
-		"blocks by state; the states of a group add up to its blocks");
+		"blocks by state; the states of a group add up to its blocks_configured");
 	for_each_pool(scrape, pool)
 	{
 		for (uint32_t i = 0; i < pool->n_tables; i++) {
@@ -272,8 +272,23 @@ static void add_blocks(const struct scrape *scrape)
 			block_sample(scrape, "blocks", pool, i, "reserved", blocks->n_reserved);
 			block_sample(scrape, "blocks", pool, i, "owned", blocks->n_owned);
 			block_sample(scrape, "blocks", pool, i, "shared", blocks->n_shared);
+			block_sample(scrape, "blocks", pool, i, "pinned", blocks->n_pinned);
 			block_sample(scrape, "blocks", pool, i, "draining", blocks->n_draining);
 		}
+	}
+	family(scrape->text, "blocks_configured", "gauge", "blocks that there are, whatever their state");
+	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_tables; i++)
+		block_sample(scrape, "blocks_configured", pool, i, NULL, pool->blocks[i].n_total);
+	family(scrape->text, "pool_blocks_bytes", "gauge",
+		"bytes of all blocks of a pool by state, exact: ring blocks of the exact window in use");
+	for_each_pool(scrape, pool)
+	{
+		uint64_t states[SRV_BLOCK_STATES] = { 0 };
+
+		srv_view_add_state_bytes(states, pool);
+		for (uint32_t i = 0; i < SRV_BLOCK_STATES; i++)
+			pool_sample(scrape, "pool_blocks_bytes", pool, "state", srv_block_state_names[i],
+				states[i]);
 	}
 	family(scrape->text, "blocks_used_max", "gauge", "most blocks that were in use at a time");
 	for_each_pool(scrape, pool) for (uint32_t i = 0; i < pool->n_tables; i++)

@@ -33,7 +33,8 @@ static void add_formats(struct srv_text *text, const struct srv_pool_row *pool)
 
 static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row *pool)
 {
-	const struct kv_block_counts blocks = srv_view_pool_blocks(pool);
+	const struct srv_block_sum blocks = srv_view_pool_blocks(pool);
+	uint64_t state_bytes[SRV_BLOCK_STATES] = { 0 };
 
 	srv_text_open(text, NULL, '{');
 	srv_text_string(text, "name", pool->name);
@@ -41,18 +42,20 @@ static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row 
 	srv_text_u64(text, "n_sessions", pool->n_sessions);
 	srv_text_u64(text, "n_sequences", pool->n_sequences);
 	srv_view_blocks(text, &blocks);
+	srv_view_add_state_bytes(state_bytes, pool);
+	srv_view_state_bytes(text, state_bytes);
 	srv_text_open(text, "groups", '[');
 	for (uint32_t i = 0; i < pool->n_groups && i < KV_GROUPS_MAX; i++) {
 		srv_text_open(text, NULL, '{');
 		srv_text_u64(text, "block_bytes", pool->block_bytes[i]);
-		srv_view_blocks(text, &pool->blocks[i]);
+		srv_view_blocks_of_kind(text, &pool->blocks[i]);
 		srv_text_close(text, '}');
 	}
 	srv_text_close(text, ']');
 	if (pool->n_tables > pool->n_groups) {
 		srv_text_open(text, "exact_window", '{'); /* its ring blocks */
 		srv_text_u64(text, "block_bytes", pool->block_bytes[pool->n_groups]);
-		srv_view_blocks(text, &pool->blocks[pool->n_groups]);
+		srv_view_blocks_of_kind(text, &pool->blocks[pool->n_groups]);
 		srv_text_close(text, '}');
 	}
 	add_formats(text, pool);
@@ -74,7 +77,8 @@ static void add_tiers(struct srv_text *text, const struct srv_gauges *gauges)
 
 void srv_view_occupancy(const struct srv_control *control, struct srv_text *text)
 {
-	struct kv_block_counts blocks = { 0 };
+	struct srv_block_sum blocks = { 0 };
+	uint64_t state_bytes[SRV_BLOCK_STATES] = { 0 };
 	struct kv_memory_report memory = { 0 };
 	uint64_t n_sessions = 0, n_sequences = 0, used_bytes = 0;
 
@@ -82,10 +86,11 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 	srv_text_open(text, "pools", '[');
 	for (uint32_t i = 0; i < srv_view_n_pools(control); i++) {
 		const struct srv_pool_row *pool = &control->rows.pools[i];
-		const struct kv_block_counts one = srv_view_pool_blocks(pool);
+		const struct srv_block_sum one = srv_view_pool_blocks(pool);
 
 		add_pool_occupancy(text, pool);
 		srv_view_sum_blocks(&blocks, &one);
+		srv_view_add_state_bytes(state_bytes, pool);
 		srv_view_sum_reports(&memory, &pool->memory);
 		n_sessions += pool->n_sessions;
 		n_sequences += pool->n_sequences;
@@ -97,6 +102,7 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 	srv_text_u64(text, "n_sessions", n_sessions);
 	srv_text_u64(text, "n_sequences", n_sequences);
 	srv_view_blocks(text, &blocks);
+	srv_view_state_bytes(text, state_bytes);
 	add_use(text, &memory, used_bytes);
 	srv_view_report(text, &memory, SRV_REPORT_POOL);
 	srv_text_close(text, '}');

@@ -52,7 +52,7 @@ void srv_view_pools(const struct srv_control *control, struct srv_text *text)
 void srv_view_pool(const struct srv_control *control, struct srv_text *text)
 {
 	const struct srv_pool_row *pool = &control->rows.pools[0];
-	const struct kv_block_counts blocks = srv_view_pool_blocks(pool);
+	const struct srv_block_sum blocks = srv_view_pool_blocks(pool);
 
 	srv_text_open(text, NULL, '{');
 	pool_members(text, pool);

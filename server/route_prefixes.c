@@ -9,7 +9,7 @@
 static void add_pool(struct srv_text *text, const struct srv_pool_row *pool)
 {
 	const struct kv_prefix_counts *prefixes = &pool->prefixes;
-	const struct kv_block_counts blocks = srv_view_pool_blocks(pool);
+	const struct kv_block_counts blocks = srv_view_pool_blocks(pool).counts;
 
 	srv_text_open(text, NULL, '{');
 	srv_text_string(text, "name", pool->name);

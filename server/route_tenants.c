@@ -34,6 +34,10 @@ static void add_tenant(struct srv_text *text, const struct srv_tenant_row *tenan
 	srv_text_u64(text, "n_tokens", tenant->n_tokens);
 	srv_text_u64(text, "stored_bytes", tenant->stored_bytes);
 	srv_text_u64(text, "dense_equivalent_bytes", tenant->dense_equivalent_bytes);
+	srv_text_ratio(text, "effective_compression",
+		tenant->used[KV_QUOTA_BYTES] > 0
+			? (double)tenant->dense_equivalent_bytes / (double)tenant->used[KV_QUOTA_BYTES]
+			: 0.0);
 	srv_text_u64(text, "reserved_bytes", tenant->reserved_bytes);
 	srv_text_u64(text, "n_rows_in", tenant->n_rows_in);
 	srv_text_u64(text, "n_rows_out", tenant->n_rows_out);

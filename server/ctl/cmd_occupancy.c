@@ -7,7 +7,8 @@
 static void add_row(struct srv_table *table, const char *name, const json_t *row)
 {
 	static const char *const blocks[] = { "blocks.total", "blocks.free", "blocks.reserved",
-		"blocks.owned", "blocks.shared", "blocks.draining", "blocks.used_max" };
+		"blocks.owned", "blocks.shared", "blocks.pinned", "blocks.draining", "blocks.exact",
+		"blocks.used_max" };
 	char bytes[SRV_HUMAN_BYTES];
 
 	srv_table_cell(table, "%s", name);
@@ -29,8 +30,8 @@ static void add_row(struct srv_table *table, const char *name, const json_t *row
 static void print_occupancy(const json_t *all)
 {
 	static const char *const titles[] = { "<pool", "sessions", "sequences", "tokens", "blocks", "free",
-		"reserved", "owned", "shared", "draining", "most used", "stored", "as bf16", "compression",
-		"slack" };
+		"reserved", "owned", "shared", "pinned", "draining", "exact", "most used", "stored",
+		"as bf16", "compression", "slack" };
 	char total[SRV_HUMAN_BYTES], used[SRV_HUMAN_BYTES], left[SRV_HUMAN_BYTES];
 	struct srv_table table;
 	const json_t *pool;

@@ -136,6 +136,25 @@ static void print_rates(const struct rates *rates)
 		printf("latency   no request\n");
 }
 
+/* What the bar is made of: only states that there are. */
+static void print_states(const json_t *pool)
+{
+	static const char *const states[] = { "owned", "shared", "pinned", "exact", "draining", "reserved",
+		"free" };
+	const char *separator = ": ";
+
+	printf("blocks of %s", srv_json_text(pool, "name"));
+	for (size_t i = 0; i < KV_LENGTH(states); i++) {
+		const uint64_t n = srv_json_u64(json_object_get(pool, "blocks"), states[i]);
+
+		if (n == 0)
+			continue;
+		printf("%s%llu %s", separator, (unsigned long long)n, states[i]);
+		separator = ", ";
+	}
+	printf("\n");
+}
+
 /* "[######....]" of what is not free; reserved blocks count as taken. */
 static void print_pools(const json_t *occupancy)
 {
@@ -175,6 +194,8 @@ static void print_pools(const json_t *occupancy)
 	}
 	srv_table_print(&table, stdout);
 	srv_table_finish(&table);
+	json_array_foreach (json_object_get(occupancy, "pools"), i, pool)
+		print_states(pool);
 }
 
 /* Takes the largest that is not marked yet; NULL: none is left. */

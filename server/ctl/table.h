@@ -13,7 +13,7 @@
 
 #include "core/error.h"
 
-#define SRV_TABLE_COLUMNS_MAX 16u
+#define SRV_TABLE_COLUMNS_MAX 20u
 #define SRV_TABLE_CELL_BYTES  160u /* longer cells are cut */
 
 struct srv_table {

@@ -1,9 +1,9 @@
 // The page of GET /: reads the control API, changes nothing. No library, nothing from elsewhere.
 "use strict";
 
-const STATES = ["owned", "shared", "cached", "exact", "draining", "reserved", "free"];
+const STATES = ["owned", "shared", "pinned", "cached", "exact", "draining", "reserved", "free"];
 const MEANING = {
-  owned: "one sequence has it", shared: "several have it", cached: "published, nobody has it: goes first when room is short",
+  owned: "one sequence has it", shared: "several have it", pinned: "a pinned sequence has it: stays", cached: "published, nobody has it: goes first when room is short",
   exact: "newest rows, uncompressed", draining: "given back, a batch still uses it", reserved: "promised to a session, empty",
   free: "empty",
 };
@@ -136,7 +136,8 @@ function cells(blocks, n) {
 const stateCount = (blocks, state) => (state === "owned" ? blocks.owned - (blocks.idle || 0) : state === "cached" ? blocks.idle || 0 :
   blocks[state] || 0);
 // Ring blocks of an exact window: they are what they hold.
-const asExact = (blocks) => ({ ...blocks, owned: 0, shared: 0, idle: 0, exact: blocks.owned + blocks.shared });
+const asExact = (blocks) => ({ ...blocks, owned: 0, shared: 0, pinned: 0, draining: 0, idle: 0,
+  exact: blocks.owned + blocks.shared + blocks.pinned + blocks.draining });
 // Maps of a pool: [what it is called, blocks, bytes of one].
 function mapsOf(pool) {
   const maps = pool.groups.map((group, idx) => [pool.groups.length > 1 ? `layer group ${idx}` : "", group.blocks, group.block_bytes]);

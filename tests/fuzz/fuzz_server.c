@@ -213,7 +213,8 @@ static void control_done(struct srv_control *control)
 		const struct kv_block_counts *blocks = &control->rows.pools[i].blocks[0];
 		const struct kv_memory_report *memory = &control->rows.pools[i].memory;
 
-		FUZZ_CHECK(blocks->n_free + blocks->n_owned + blocks->n_shared + blocks->n_draining ==
+		FUZZ_CHECK(blocks->n_free + blocks->n_owned + blocks->n_shared + blocks->n_pinned +
+				blocks->n_draining ==
 			blocks->n_total);
 		FUZZ_CHECK(memory->payload_bytes + memory->norms_bytes + memory->scales_bytes +
 				memory->zeros_bytes + memory->exact_bytes ==

@@ -68,8 +68,9 @@ static inline void fill_pool(struct srv_pool_row *pool, const char *name)
 	pool->n_sequences = 5;
 	pool->blocks[0] = (struct kv_block_counts){ .n_total = 10,
 		.n_free = 5,
-		.n_owned = 2,
+		.n_owned = 1,
 		.n_shared = 1,
+		.n_pinned = 1,
 		.n_draining = 2,
 		.n_reserved = 3,
 		.n_used_max = 7 };

@@ -427,6 +427,7 @@ struct kv_block_counts rig_blocks(void)
 	const struct kv_block_counts counts = control->rows.pools[0].blocks[0];
 
 	CHECK(control->status == KV_OK && control->n_rows >= 1);
-	CHECK(counts.n_free + counts.n_owned + counts.n_shared + counts.n_draining == counts.n_total);
+	CHECK(counts.n_free + counts.n_owned + counts.n_shared + counts.n_pinned + counts.n_draining ==
+		counts.n_total);
 	return counts;
 }

@@ -84,16 +84,26 @@ static void check_pools(const struct sim_world *world, const struct srv_control 
 	for (uint32_t i = 0; i < control->n_rows; i++) {
 		const struct srv_pool_row *row = &control->rows.pools[i];
 		const struct kv_memory_report *memory = &row->memory;
+		const struct kv_pool *pool = kv_domain_pool_at(world->server->domain, i);
 		uint64_t block_bytes = 0;
+		uint32_t n_pinned = 0;
 
 		for (uint32_t g = 0; g < row->n_tables; g++) {
 			const struct kv_block_counts *blocks = &row->blocks[g];
 
-			SIM_CHECK(blocks->n_free + blocks->n_owned + blocks->n_shared + blocks->n_draining ==
+			SIM_CHECK(blocks->n_free + blocks->n_owned + blocks->n_shared + blocks->n_pinned +
+						blocks->n_draining ==
 					blocks->n_total,
 				"blocks by state do not add up");
 			block_bytes += row->block_bytes[g] * blocks->n_total;
+			n_pinned += blocks->n_pinned;
 		}
+		/* Which blocks they are, the audit counts after every turn. */
+		SIM_CHECK(sim_model_n_pinned(&world->model, pool, true) == 0 || n_pinned > 0,
+			"a sequence is pinned, and no block");
+		SIM_CHECK(sim_model_n_pinned(&world->model, pool, false) > 0 || pool->n_zombies > 0 ||
+				n_pinned == 0,
+			"blocks are pinned, and no sequence");
 		SIM_CHECK(memory->payload_bytes + memory->norms_bytes + memory->scales_bytes +
 					memory->zeros_bytes + memory->exact_bytes ==
 				memory->stored_bytes,

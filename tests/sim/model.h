@@ -197,6 +197,8 @@ void sim_model_forked(struct sim_model *model, uint64_t handle, uint64_t child_i
 /* group_idx UINT32_MAX: for its tenant's quota; the tenant's oldest goes, and its idle prefixes before. */
 void sim_model_evicted(struct sim_model *model, const struct kv_sequence *real,
 	const struct sim_sequence *planned, uint32_t group_idx);
+/* Sequences of the pool that are pinned; has_rows: in blocks of the pool, at least one on some layer. */
+uint32_t sim_model_n_pinned(const struct sim_model *model, const struct kv_pool *pool, bool has_rows);
 void sim_model_pinned(
 	struct sim_model *model, uint64_t handle, uint64_t sequence_id, bool is_pin, enum kv_status status);
 

@@ -206,3 +206,18 @@ void sim_model_pinned(
 	else if (--sequence->n_pins == 0)
 		sequence->rest_seq = ++model->seq;
 }
+
+uint32_t sim_model_n_pinned(const struct sim_model *model, const struct kv_pool *pool, bool has_rows)
+{
+	uint32_t n = 0;
+
+	for (const struct sim_session *session = model->sessions; session; session = session->next) {
+		for (const struct sim_sequence *sequence = session->sequences;
+			sequence && session->is_open && session->pool == pool; sequence = sequence->next)
+			n += sequence->n_pins > 0 && !sequence->is_orphan &&
+				(!has_rows ||
+					(sim_sequence_longest(sequence) > 0 &&
+						!is_away(session, sequence->id)));
+	}
+	return n;
+}

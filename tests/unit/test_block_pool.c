@@ -111,6 +111,37 @@ START_TEST(test_block_pool_shared_blocks_have_two_owners)
 }
 END_TEST
 
+/* A block is pinned while one of its owners is, however many others there are, and whatever names it. */
+START_TEST(test_block_pool_pinned_blocks_are_in_no_other_state)
+{
+	struct kv_block_pool pool;
+	kv_block_id ids[2];
+
+	kv_assert_ok(kv_block_pool_init(&pool, 3, NULL));
+	kv_assert_ok(kv_block_pool_take(&pool, 2, 0, ids));
+	kv_block_pool_pin(&pool, ids[0]);
+	ck_assert_uint_eq(pool.counts.n_pinned, 1);
+	ck_assert_uint_eq(pool.counts.n_owned, 1);
+	kv_block_pool_own(&pool, ids[0]);
+	kv_block_pool_pin(&pool, ids[0]);
+	kv_block_pool_flight_begin(&pool, ids[0]);
+	ck_assert_uint_eq(pool.counts.n_pinned, 1);
+	ck_assert_uint_eq(pool.counts.n_shared, 0);
+	ck_assert_uint_eq(pool.counts.n_extra_owners, 1);
+	kv_block_pool_unpin(&pool, ids[0]);
+	ck_assert_uint_eq(pool.counts.n_pinned, 1);
+	kv_block_pool_unpin(&pool, ids[0]);
+	ck_assert_uint_eq(pool.counts.n_pinned, 0);
+	assert_counts(&pool, 1, 1, 1, 0);
+	kv_block_pool_disown(&pool, ids[0]);
+	kv_block_pool_disown(&pool, ids[0]);
+	assert_counts(&pool, 1, 1, 0, 1);
+	kv_block_pool_flight_end(&pool, ids[0]);
+	assert_counts(&pool, 2, 1, 0, 0);
+	kv_block_pool_finish(&pool);
+}
+END_TEST
+
 /* Reserved blocks are free blocks that only their reservation can take, and are used up by taking. */
 START_TEST(test_block_pool_reservations_hold_free_blocks)
 {
@@ -170,7 +201,7 @@ START_TEST(test_block_pool_init_survives_every_failed_allocation)
 		ck_assert_ptr_null(pool.owners);
 		ck_assert_ptr_nonnull(strstr(err.msg, "1000"));
 	}
-	ck_assert_uint_eq(k, 8);
+	ck_assert_uint_eq(k, 9);
 	kv_block_pool_finish(&pool);
 	kv_block_pool_finish(&pool); /* a zeroed pool is a valid empty one */
 }
@@ -185,6 +216,7 @@ int main(void)
 	tcase_add_test(tcase, test_block_pool_draining_blocks_are_not_handed_out);
 	tcase_add_test(tcase, test_block_pool_tables_are_counted_block_by_block);
 	tcase_add_test(tcase, test_block_pool_shared_blocks_have_two_owners);
+	tcase_add_test(tcase, test_block_pool_pinned_blocks_are_in_no_other_state);
 	tcase_add_test(tcase, test_block_pool_reservations_hold_free_blocks);
 	tcase_add_test(tcase, test_block_pool_high_water_mark_stays);
 	tcase_add_test(tcase, test_block_pool_init_survives_every_failed_allocation);

@@ -178,7 +178,12 @@ START_TEST(test_http_metrics_pools)
 	assert_exposition();
 	ASSERT_LINE("tqkv_blocks{device=\"cpu\",pool=\"smol\",group=\"0\",state=\"free\"} 2");
 	ASSERT_LINE("tqkv_blocks{device=\"cpu\",pool=\"smol\",group=\"0\",state=\"reserved\"} 3");
-	ASSERT_LINE("tqkv_blocks{device=\"cpu\",pool=\"smol\",group=\"0\",state=\"owned\"} 2");
+	ASSERT_LINE("tqkv_blocks{device=\"cpu\",pool=\"smol\",group=\"0\",state=\"owned\"} 1");
+	ASSERT_LINE("tqkv_blocks{device=\"cpu\",pool=\"smol\",group=\"0\",state=\"pinned\"} 1");
+	ASSERT_LINE("tqkv_blocks_configured{device=\"cpu\",pool=\"smol\",group=\"0\"} 10");
+	ASSERT_LINE("tqkv_pool_blocks_bytes{device=\"cpu\",pool=\"smol\",state=\"free\"} 172032");
+	ASSERT_LINE("tqkv_pool_blocks_bytes{device=\"cpu\",pool=\"smol\",state=\"pinned\"} 4096");
+	ASSERT_LINE("tqkv_pool_blocks_bytes{device=\"cpu\",pool=\"smol\",state=\"exact\"} 0");
 	ASSERT_LINE("tqkv_blocks{device=\"cpu\",pool=\"smol\",group=\"0\",state=\"shared\"} 1");
 	ASSERT_LINE("tqkv_blocks{device=\"cpu\",pool=\"smol\",group=\"0\",state=\"draining\"} 2");
 	ASSERT_LINE("tqkv_blocks{device=\"cpu\",pool=\"smol\",group=\"1\",state=\"free\"} 20");

@@ -107,23 +107,27 @@ START_TEST(test_http_views_pool_created)
 }
 END_TEST
 
-#define BLOCKS_0                                                                                             \
-	"\"blocks\":{\"total\":10,\"free\":2,\"reserved\":3,\"owned\":2,\"shared\":1,\"draining\":2,\"used_" \
-	"max\":7,\"published\":0,\"idle\":0}"
-#define BLOCKS_1                                                                                       \
-	"\"blocks\":{\"total\":20,\"free\":20,\"reserved\":0,\"owned\":0,\"shared\":0,\"draining\":0," \
-	"\"used_max\":1,\"published\":0,\"idle\":0}"
-#define BLOCKS_SUM                                                                                     \
-	"\"blocks\":{\"total\":30,\"free\":22,\"reserved\":3,\"owned\":2,\"shared\":1,\"draining\":2," \
-	"\"used_max\":8,\"published\":0,\"idle\":0}"
+#define BLOCKS(total, free, reserved, owned, shared, pinned, draining, used_max)                           \
+	"\"blocks\":{\"total\":" #total ",\"free\":" #free ",\"reserved\":" #reserved ",\"owned\":" #owned \
+	",\"shared\":" #shared ",\"pinned\":" #pinned ",\"draining\":" #draining                           \
+	",\"exact\":0,\"used_max\":" #used_max ",\"published\":0,\"idle\":0}"
+#define BLOCK_BYTES(free, reserved, owned, shared, pinned, draining, total)                \
+	"\"block_bytes\":{\"free\":" #free ",\"reserved\":" #reserved ",\"owned\":" #owned \
+	",\"shared\":" #shared ",\"pinned\":" #pinned ",\"draining\":" #draining           \
+	",\"exact\":0,\"total\":" #total "}"
+#define BLOCKS_0   BLOCKS(10, 2, 3, 1, 1, 1, 2, 7)
+#define BLOCKS_1   BLOCKS(20, 20, 0, 0, 0, 0, 0, 1)
+#define BLOCKS_SUM BLOCKS(30, 22, 3, 1, 1, 1, 2, 8)
 #define FORMATS                                                                                        \
 	"\"formats\":[{\"format\":\"tq4\",\"rows_of\":\"k\",\"n_layers\":30,\"n_rows\":1920,\"stored_" \
 	"bytes\":1000,"                                                                                \
 	"\"dense_equivalent_bytes\":4000}],"
-#define OCCUPANCY(name)                                                                                  \
-	"{\"name\":\"" name "\",\"arena_bytes\":1048576,\"n_sessions\":2,\"n_sequences\":5," BLOCKS_SUM  \
-	",\"groups\":[{\"block_bytes\":4096," BLOCKS_0 "},{\"block_bytes\":8192," BLOCKS_1 "}]," FORMATS \
-	"\"logical_bytes\":1127,\"used_bytes\":2254,\"effective_compression\":2," REPORT_POOL "}"
+#define OCCUPANCY(name)                                                                                    \
+	"{\"name\":\"" name "\",\"arena_bytes\":1048576,\"n_sessions\":2,\"n_sequences\":5," BLOCKS_SUM    \
+	"," BLOCK_BYTES(172032, 12288, 4096, 4096, 4096, 8192,                                             \
+		204800) ",\"groups\":[{\"block_bytes\":4096," BLOCKS_0 "},{\"block_bytes\":8192," BLOCKS_1 \
+			"}]," FORMATS "\"logical_bytes\":1127,\"used_bytes\":2254,\"effective_"            \
+			"compression\":2," REPORT_POOL "}"
 
 /* Block states are disjoint and add up; bytes are those of the memory report; totals are sums over the pools.
  */
@@ -139,19 +143,25 @@ START_TEST(test_http_views_occupancy)
 	srv_view_occupancy(control, &text);
 	assert_json("{\"pools\":[" OCCUPANCY("a") "," OCCUPANCY(
 		"b") "],\"totals\":{\"n_pools\":2,\"n_sessions\":4,"
-		     "\"n_sequences\":10,\"blocks\":{\"total\":60,\"free\":44,\"reserved\":6,\"owned\":4,"
-		     "\"shared\":2,"
-		     "\"draining\":4,\"used_max\":16,\"published\":0,\"idle\":0},\"logical_bytes\":2254,"
-		     "\"used_bytes\":4508,"
-		     "\"effective_compression\":2,\"memory\":{\"n_tokens\":128,\"dense_equivalent_"
-		     "bytes\":9016,"
-		     "\"stored_bytes\":2254,\"compression\":4,\"payload_bytes\":2000,\"norms_bytes\":200,"
-		     "\"scales_bytes\":40,\"zeros_bytes\":6,\"exact_bytes\":8,\"tables_bytes\":512,"
-		     "\"reserved_bytes\":1024,\"codebooks_bytes\":128,\"rotation_bytes\":32768,"
-		     "\"workspace_bytes\":18,\"shared_bytes\":10,\"cached_bytes\":12,\"free_bytes\":4096}},"
-		     "\"device\":{\"backend\":\"cpu\",\"name\":\"CPU\",\"used_bytes\":4508},"
-		     "\"arena\":{\"total_bytes\":4194304,\"used_bytes\":2097152,\"free_bytes\":2097152}"
-		     "," TIERS "}");
+		     "\"n_sequences\":10," BLOCKS(60, 44, 6, 2, 2, 2, 4, 16) "," BLOCK_BYTES(344064, 24576,
+			     8192, 8192, 8192, 16384,
+			     409600) ",\"logical_bytes\":2254,"
+				     "\"used_bytes\":4508,"
+				     "\"effective_compression\":2,\"memory\":{\"n_tokens\":128,\"dense_"
+				     "equivalent_"
+				     "bytes\":9016,"
+				     "\"stored_bytes\":2254,\"compression\":4,\"payload_bytes\":2000,\"norms_"
+				     "bytes\":200,"
+				     "\"scales_bytes\":40,\"zeros_bytes\":6,\"exact_bytes\":8,\"tables_"
+				     "bytes\":512,"
+				     "\"reserved_bytes\":1024,\"codebooks_bytes\":128,\"rotation_bytes\":"
+				     "32768,"
+				     "\"workspace_bytes\":18,\"shared_bytes\":10,\"cached_bytes\":12,\"free_"
+				     "bytes\":4096}},"
+				     "\"device\":{\"backend\":\"cpu\",\"name\":\"CPU\",\"used_bytes\":4508},"
+				     "\"arena\":{\"total_bytes\":4194304,\"used_bytes\":2097152,\"free_"
+				     "bytes\":2097152}"
+				     "," TIERS "}");
 }
 END_TEST
 
@@ -159,18 +169,18 @@ END_TEST
 START_TEST(test_http_views_occupancy_empty)
 {
 	srv_view_occupancy(control, &text);
-	assert_json("{\"pools\":[],\"totals\":{\"n_pools\":0,\"n_sessions\":0,\"n_sequences\":0,\"blocks\":{"
-		    "\"total\":0,\"free\":0,\"reserved\":0,\"owned\":0,\"shared\":0,\"draining\":0,\"used_"
-		    "max\":0,\"published\":0,\"idle\":0},\"logical_bytes\":0,\"used_bytes\":0,\"effective_"
-		    "compression\":0,"
-		    "\"memory\":{\"n_tokens\":0,\"dense_equivalent_bytes\":0,\"stored_bytes\":0,"
-		    "\"compression\":0,"
-		    "\"payload_bytes\":0,\"norms_bytes\":0,\"scales_bytes\":0,\"zeros_bytes\":0,\"exact_"
-		    "bytes\":0,"
-		    "\"tables_bytes\":0,\"reserved_bytes\":0,\"codebooks_bytes\":0,\"rotation_bytes\":0,"
-		    "\"workspace_bytes\":0,\"shared_bytes\":0,\"cached_bytes\":0,\"free_bytes\":0}},"
-		    "\"device\":{\"backend\":null,\"name\":\"\",\"used_bytes\":0},\"arena\":{\"total_bytes\":"
-		    "0,\"used_bytes\":0,\"free_bytes\":0}," TIERS "}");
+	assert_json("{\"pools\":[],\"totals\":{\"n_pools\":0,\"n_sessions\":0,\"n_sequences\":0," BLOCKS(
+		0, 0, 0, 0, 0, 0, 0, 0) "," BLOCK_BYTES(0, 0, 0, 0, 0, 0,
+		0) ",\"logical_bytes\":0,\"used_bytes\":0,\"effective_"
+		   "compression\":0,"
+		   "\"memory\":{\"n_tokens\":0,\"dense_equivalent_bytes\":0,\"stored_bytes\":0,"
+		   "\"compression\":0,"
+		   "\"payload_bytes\":0,\"norms_bytes\":0,\"scales_bytes\":0,\"zeros_bytes\":0,\"exact_"
+		   "bytes\":0,"
+		   "\"tables_bytes\":0,\"reserved_bytes\":0,\"codebooks_bytes\":0,\"rotation_bytes\":0,"
+		   "\"workspace_bytes\":0,\"shared_bytes\":0,\"cached_bytes\":0,\"free_bytes\":0}},"
+		   "\"device\":{\"backend\":null,\"name\":\"\",\"used_bytes\":0},\"arena\":{\"total_bytes\":"
+		   "0,\"used_bytes\":0,\"free_bytes\":0}," TIERS "}");
 }
 END_TEST
 
@@ -339,7 +349,8 @@ START_TEST(test_http_views_tenants_and_prefixes)
 		    "\"used_max\":{\"bytes\":17,\"tokens\":18,\"sessions\":19,\"requests\":20},"
 		    "\"n_refused\":{\"bytes\":21,\"tokens\":22,\"sessions\":23,\"requests\":24},"
 		    "\"n_sessions\":1,\"n_sequences\":2,\"n_tokens\":3,\"stored_bytes\":4,"
-		    "\"dense_equivalent_bytes\":5,\"reserved_bytes\":6,\"n_rows_in\":8,\"n_rows_out\":9,"
+		    "\"dense_equivalent_bytes\":5,\"effective_compression\":0.384615,\"reserved_bytes\":6,"
+		    "\"n_rows_in\":8,\"n_rows_out\":9,"
 		    "\"n_queries\":10},"
 		    "{\"tenant\":\"tcp\",\"policy\":\"_default\",\"weight\":1,"
 		    "\"quotas\":{\"bytes\":null,\"tokens\":null,\"sessions\":null,\"requests\":null},"
@@ -347,7 +358,8 @@ START_TEST(test_http_views_tenants_and_prefixes)
 		    "\"used_max\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
 		    "\"n_refused\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
 		    "\"n_sessions\":0,\"n_sequences\":0,\"n_tokens\":0,\"stored_bytes\":0,"
-		    "\"dense_equivalent_bytes\":0,\"reserved_bytes\":0,\"n_rows_in\":0,\"n_rows_out\":0,"
+		    "\"dense_equivalent_bytes\":0,\"effective_compression\":0,\"reserved_bytes\":0,\"n_rows_"
+		    "in\":0,\"n_rows_out\":0,"
 		    "\"n_queries\":0}],"
 		    "\"cursor_next\":null}");
 	srv_text_finish(&text);

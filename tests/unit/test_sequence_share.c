@@ -309,6 +309,75 @@ START_TEST(test_share_fork_is_bounded_per_turn)
 }
 END_TEST
 
+static uint32_t n_pinned(const struct rig *rig, uint32_t g)
+{
+	kv_test_audit(rig->test.domain, NULL, 0);
+	return rig->pool->blocks[g].counts.n_pinned;
+}
+
+/* Blocks of a pinned sequence are pinned, those that it shares and those that it gets included, until the
+ * last pin goes or they do. */
+START_TEST(test_share_pins_follow_the_table)
+{
+	struct rig rig;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	append_now(&rig, 1, 0, 40); /* 3 blocks */
+	fork_of(&rig, 2, 1, 40);
+	ck_assert_uint_eq(n_pinned(&rig, 0), 0);
+	kv_assert_ok(kv_sequence_pin(rig.session, 2));
+	kv_assert_ok(kv_sequence_pin(rig.session, 2));
+	ck_assert_uint_eq(n_pinned(&rig, 0), 3);
+	ck_assert_uint_eq(rig.pool->blocks[0].counts.n_shared, 0);
+	/* It leaves the third block to its parent, and gets a fourth. */
+	append_now(&rig, 2, 40, 10);
+	run_copies(&rig);
+	ck_assert_uint_eq(n_pinned(&rig, 0), 4);
+	ck_assert_uint_eq(rig.pool->blocks[0].counts.n_owned, 1);
+	/* A child is not pinned by its parent; the parent's blocks stay so. */
+	fork_of(&rig, 3, 2, 50);
+	append_now(&rig, 3, 50, 30);
+	run_copies(&rig);
+	ck_assert_uint_eq(n_pinned(&rig, 0), 4);
+	kv_assert_ok(kv_sequence_truncate(rig.session, 2, 20));
+	ck_assert_uint_eq(n_pinned(&rig, 0), 2);
+	kv_assert_ok(kv_sequence_unpin(rig.session, 2));
+	ck_assert_uint_eq(n_pinned(&rig, 0), 2);
+	kv_assert_ok(kv_sequence_unpin(rig.session, 2));
+	ck_assert_uint_eq(n_pinned(&rig, 0), 0);
+	/* What is taken apart is pinned until it is gone. */
+	kv_assert_ok(kv_sequence_pin(rig.session, 2));
+	kv_assert_ok(kv_sequence_free(rig.session, 2));
+	ck_assert_uint_eq(n_pinned(&rig, 0), 2);
+	kv_domain_release(rig.test.domain, 1024);
+	ck_assert_uint_eq(n_pinned(&rig, 0), 0);
+	rig_finish(&rig);
+}
+END_TEST
+
+/* The first pin and the last walk along the table: they have FORK's bound, those between cost nothing. */
+START_TEST(test_share_pins_are_bounded_per_turn)
+{
+	struct rig rig;
+
+	rig_init(&rig, RIG_POOL, RIG_GROUPS);
+	append_now(&rig, 1, 0, 40);
+	rig.test.domain->n_forked = KV_FORK_ENTRIES_MAX - 1;
+	kv_assert_ok(kv_sequence_pin(rig.session, 1));
+	kv_assert_ok(kv_sequence_pin(rig.session, 1));
+	kv_assert_ok(kv_sequence_unpin(rig.session, 1));
+	kv_assert_status(kv_sequence_unpin(rig.session, 1), KV_BUSY_RETRY);
+	ck_assert_uint_eq(n_pinned(&rig, 0), 3);
+	kv_domain_release(rig.test.domain, 1);
+	kv_assert_ok(kv_sequence_unpin(rig.session, 1));
+	rig.test.domain->n_forked = KV_FORK_ENTRIES_MAX;
+	kv_assert_status(kv_sequence_pin(rig.session, 1), KV_BUSY_RETRY);
+	ck_assert_uint_eq(n_pinned(&rig, 0), 0);
+	kv_domain_release(rig.test.domain, 1);
+	rig_finish(&rig);
+}
+END_TEST
+
 /* As many copies wait as a batch can hold; one more is BUSY_RETRY, which the next batch ends. */
 START_TEST(test_share_copies_are_bounded)
 {
@@ -342,6 +411,8 @@ int main(void)
 	tcase_add_test(tcase, test_share_copies_count_as_blocks);
 	tcase_add_test(tcase, test_share_report);
 	tcase_add_test(tcase, test_share_fork_is_bounded_per_turn);
+	tcase_add_test(tcase, test_share_pins_follow_the_table);
+	tcase_add_test(tcase, test_share_pins_are_bounded_per_turn);
 	tcase_add_test(tcase, test_share_copies_are_bounded);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);

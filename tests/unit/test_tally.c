@@ -33,7 +33,7 @@ static void append(struct kv_session *session, uint64_t id, uint32_t n_tokens)
 	kv_item_finish(&item, 0, 2);
 }
 
-/* Two sessions, one of them named and owned, with two sequences, one of them forked. */
+/* Two sessions, one of them named and owned, with two sequences, one of them forked, and the fork pinned. */
 static struct kv_session *rig_init(struct kv_test_domain *test)
 {
 	const struct kv_open_params params = { .name = "n", .name_bytes = 1, .owner_id = 5 };
@@ -46,6 +46,7 @@ static struct kv_session *rig_init(struct kv_test_domain *test)
 	append(kv_test_open(test), 1, 40);
 	append(session, 7, 50);
 	kv_assert_ok(kv_sequence_fork(session, 8, 7, 40, 1, NULL));
+	kv_assert_ok(kv_sequence_pin(session, 8));
 	return session;
 }
 
@@ -115,6 +116,10 @@ START_TEST(test_tally_finds_every_wrong_count)
 		{ &blocks->counts.n_free, "group 1: audit: free blocks" },
 		{ &blocks->counts.n_owned, "owned blocks" },
 		{ &blocks->counts.n_shared, "shared blocks" },
+		{ &blocks->counts.n_pinned, "pinned blocks" },
+		{ &blocks->pins[block_idx], "pins: recorded 1, counted 0" },
+		{ &blocks->pins[shared_idx], "pins: recorded 2, counted 1" },
+		{ &sequence->n_pins, "its blocks are not pinned as it is" },
 		{ &blocks->counts.n_draining, "draining blocks" },
 		{ &blocks->counts.n_kept, "kept blocks" },
 		{ &blocks->counts.n_idle, "idle blocks" },
@@ -189,7 +194,7 @@ START_TEST(test_tally_survives_every_failed_allocation)
 		kv_assert_status(status, KV_NO_MEMORY);
 		n_failed++;
 	}
-	ck_assert_uint_eq(n_failed, 5);
+	ck_assert_uint_eq(n_failed, 7);
 	assert_clean(&test);
 	kv_test_domain_finish(&test);
 }
