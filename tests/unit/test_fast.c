@@ -1,219 +1,21 @@
 /*
  * Fast decodes against float64 attention over the decoded rows, on every set of kernels that this processor
- * runs: formats of K and V, dims, head ratios, block sizes, options and exact windows, every two of them in
- * some cell; long sequences; many waves. Loop index: the set.
- *
- * test_fast product [PART N_PARTS]: the whole product of formats, head_dims, ratios, block sizes and options
- * in place of the pairs, or one of N_PARTS parts of it. A million cells a set: an hour.
+ * runs: other groups, long sequences, company, many waves, the softmax. Cells of formats, shapes and options
+ * are test_fast_cells.c. Loop index: the set.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/backend_cpu_internal.h"
 #include "core/checked.h"
-#include "core/fast.h"
 #include "core/fast_decode.h"
 #include "tests/lib/batch_rig.h"
-#include "tests/lib/pairs.h"
 
 #define N_SETS 2
 #define N_SEEN 93u
-#define HEADS  2u /* KV */
 /* core/DESIGN.md, Fast decodes: numbers, tables of whole numbers, codebooks. */
 #define BOUND_NUMBERS 1e-5
 #define BOUND_WHOLE   1e-3
 #define BOUND_TABLES  2e-3
-
-/* What a pool may have beside its formats; OF_HEADS ones take a number for every query head. */
-static const struct cell_options {
-	const char *json;
-	bool has_sinks, has_alibi;
-} options[] = {
-	{ "", false, false },
-	{ ",\"window\":37", false, false },
-	{ ",\"window\":50,\"sink_tokens\":9", false, false },
-	{ ",\"softcap\":2", false, false },
-	{ ",\"scale\":0.2", false, false },
-	{ "", true, false },
-	{ "", false, true },
-	{ ",\"window\":60,\"sink_tokens\":21,\"softcap\":3,\"scale\":0.15", true, true },
-};
-static const uint32_t dims[] = { 64, 16, 48, 80, 96, 112, 128, 192, 256 };
-static const uint32_t ratios[] = { 4, 1, 2, 3, 5, 6, 7, 8, 12, 16 };
-static const uint32_t rings[] = { 64, 0, 128 }; /* exact_tokens: some of N_SEEN, none, all */
-
-/* Factors of a cell; values are indices of the arrays above, and of the formats. */
-enum { K_FORMAT, V_FORMAT, K_DIM, V_DIM, RATIO, BLOCK, OPTIONS, RING, N_FACTORS };
-
-/* As rows are in the formats' own words: a name's family tells what is rounded. */
-static double bound_of(const char *k, const char *v)
-{
-	const char *names[2] = { k, v };
-	double bound = BOUND_NUMBERS;
-
-	for (int i = 0; i < 2; i++) {
-		const bool is_table = strncmp(names[i], "t", 1) == 0,
-			   is_whole = strncmp(names[i], "v", 1) == 0;
-
-		bound = is_table ? BOUND_TABLES : is_whole && bound < BOUND_WHOLE ? BOUND_WHOLE : bound;
-	}
-	return bound;
-}
-
-static bool is_served(const char *name, uint32_t dim)
-{
-	const struct kv_format *format = NULL;
-
-	ck_assert_int_eq(kv_format_parse(name, &format, NULL), KV_OK);
-	return kv_format_check(format, dim, NULL) == KV_OK;
-}
-
-/* Appends ,"name":[..] with a number for each of n heads. */
-static void add_numbers(char *json, size_t size, const char *name, uint32_t n, double step)
-{
-	size_t at = strlen(json);
-
-	at += (size_t)snprintf(json + at, size - at, ",\"%s\":[", name);
-	for (uint32_t i = 0; i < n; i++)
-		at += (size_t)snprintf(
-			json + at, size - at, "%s%g", i ? "," : "", step * (double)(1 + i % 5));
-	snprintf(json + at, size - at, "]");
-}
-
-static void make_json(const uint32_t *cell, char *json, size_t size)
-{
-	const struct cell_options *own = &options[cell[OPTIONS]];
-	const uint32_t q_heads = HEADS * ratios[cell[RATIO]], block_size = 16u << cell[BLOCK];
-
-	snprintf(json, size,
-		"{\"name\":\"p\",\"layers\":1,\"q_heads\":%u,\"kv_heads\":%u,\"block_size\":%u,\"blocks\":%u,"
-		"\"k_head_dim\":%u,\"v_head_dim\":%u,\"k\":\"%s\",\"v\":\"%s\"%s",
-		q_heads, HEADS, block_size, 2 * 64 / block_size, dims[cell[K_DIM]], dims[cell[V_DIM]],
-		kv_format_at(cell[K_FORMAT])->name, kv_format_at(cell[V_FORMAT])->name, own->json);
-	if (own->has_sinks)
-		add_numbers(json, size, "sinks", q_heads, 0.7);
-	if (own->has_alibi)
-		add_numbers(json, size, "alibi", q_heads, 0.02);
-	if (rings[cell[RING]] > 0)
-		snprintf(json + strlen(json), size - strlen(json), ",\"exact_tokens\":%u,\"exact_blocks\":%u",
-			rings[cell[RING]], rings[cell[RING]] / block_size);
-	snprintf(json + strlen(json), size - strlen(json), "}");
-}
-
-static void spoil_pages(const struct batch_rig *rig)
-{
-	const struct kv_cpu_backend *cpu = kv_container_of(rig->backend, struct kv_cpu_backend, base);
-	uint64_t n_bytes = 0;
-
-	ck_assert_int_eq(rig->backend->ops->pool_check(rig->backend, rig->spec, &n_bytes, NULL), KV_OK);
-	memset(cpu->arena + BATCH_RIG_ARENA_BYTES - n_bytes, 0xFF, n_bytes);
-}
-
-static void check_cell(const struct kv_fast_kernels *kernels, uint32_t cell_idx, const uint32_t *cell)
-{
-	const double bound = bound_of(kv_format_at(cell[K_FORMAT])->name, kv_format_at(cell[V_FORMAT])->name);
-	const uint32_t n_ring = rings[cell[RING]], lo = n_ring < N_SEEN ? N_SEEN - n_ring : 0;
-	struct kv_decode_op *ops[4];
-	struct batch_rig rig;
-	struct batch_seq seq;
-	char json[2048];
-
-	make_json(cell, json, sizeof(json));
-	rig_init_with(&rig, cell_idx % 2, kernels, json);
-	/* Nobody uses what nobody wrote: as numbers these are none. */
-	spoil_pages(&rig);
-	seq_init(&rig, &seq, 1 + cell_idx % 3, 1);
-	seq_append(&rig, &seq, 0, 1, N_SEEN, KV_DTYPE_F32, true);
-	ops[0] = seq_decode(&rig, &seq, 0, 1, N_SEEN);
-	ops[1] = seq_decode(&rig, &seq, 0, 1, 1 + cell_idx % 33);
-	ops[2] = seq_decode(&rig, &seq, 0, 1, 0);
-	ops[3] = seq_decode(&rig, &seq, 0, 2, N_SEEN - cell_idx % 40);
-	if (n_ring > 0) {
-		seq_use_ring(&rig, &seq, ops[0], lo);
-		seq_use_ring(&rig, &seq, ops[3], lo + cell_idx % 7 * 3);
-	}
-	rig_run(&rig);
-	/* Only exact rows: nothing is rounded but float32 sums. */
-	seq_check(&rig, &seq, ops[0], n_ring > 0 && lo == 0 ? BOUND_NUMBERS : bound);
-	for (size_t i = 1; i < KV_LENGTH(ops); i++)
-		seq_check(&rig, &seq, ops[i], bound);
-	seq_finish(&seq);
-	rig_finish(&rig);
-}
-
-/* A format is not served at every dim. */
-static bool is_allowed(uint32_t factor, uint32_t value, uint32_t other, uint32_t other_value)
-{
-	if ((factor == K_FORMAT && other == K_DIM) || (factor == V_FORMAT && other == V_DIM))
-		return is_served(kv_format_at(value)->name, dims[other_value]);
-	return true;
-}
-
-static const uint32_t *n_values(void)
-{
-	static uint32_t n[N_FACTORS];
-
-	n[K_FORMAT] = n[V_FORMAT] = kv_format_count();
-	n[K_DIM] = n[V_DIM] = KV_LENGTH(dims);
-	n[RATIO] = KV_LENGTH(ratios);
-	n[BLOCK] = 3;
-	n[OPTIONS] = KV_LENGTH(options);
-	n[RING] = KV_LENGTH(rings);
-	return n;
-}
-
-/*
- * K4: every two of a format of K, one of V, their dims, a ratio, a block size, an option and an exact window
- * meet in a cell, within the bound of what is rounded.
- */
-START_TEST(test_fast_every_pair)
-{
-	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
-	struct pairs pairs;
-	uint32_t cell[N_FACTORS], n_pairs;
-
-	pairs_init(&pairs, N_FACTORS, n_values(), is_allowed);
-	n_pairs = pairs.n_left;
-	while (kernels && pairs_next(&pairs, cell))
-		check_cell(kernels, pairs.n_rows, cell);
-	printf("test_fast: %u cells for %u pairs\n", pairs.n_rows, n_pairs);
-	ck_assert(!kernels || pairs.n_left == 0);
-}
-END_TEST
-
-/* The whole product, with one dim for K and V; the exact windows in turn. */
-static uint32_t part_idx, n_parts;
-
-START_TEST(test_fast_product)
-{
-	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
-	const uint32_t *n = n_values();
-	const uint64_t n_cells =
-		(uint64_t)n[K_FORMAT] * n[V_FORMAT] * n[K_DIM] * n[RATIO] * n[BLOCK] * n[OPTIONS];
-	uint64_t n_done = 0;
-
-	for (uint64_t i = part_idx; kernels && i < n_cells; i += n_parts) {
-		uint32_t cell[N_FACTORS] = { 0 };
-		uint64_t rest = i;
-
-		for (uint32_t f = 0; f < RING; f++) {
-			if (f == V_DIM)
-				continue;
-			cell[f] = (uint32_t)(rest % n[f]);
-			rest /= n[f];
-		}
-		cell[V_DIM] = cell[K_DIM];
-		cell[RING] = (uint32_t)(i % n[RING]);
-		if (!is_allowed(K_FORMAT, cell[K_FORMAT], K_DIM, cell[K_DIM]) ||
-			!is_allowed(V_FORMAT, cell[V_FORMAT], V_DIM, cell[V_DIM]))
-			continue;
-		check_cell(kernels, (uint32_t)i, cell);
-		if (++n_done % 10000 == 0)
-			printf("%s: %llu cells, at %llu of %llu\n", kernels->name, (unsigned long long)n_done,
-				(unsigned long long)i, (unsigned long long)n_cells);
-	}
-}
-END_TEST
 
 /* Groups of vN that the kernels do not take go through the scalar routine, and are exact. */
 START_TEST(test_fast_other_groups_are_scalar)
@@ -488,24 +290,14 @@ START_TEST(test_fast_softcap_and_slopes)
 }
 END_TEST
 
-int main(int argc, char **argv)
+int main(void)
 {
 	Suite *suite = suite_create("fast");
 	TCase *tc = tcase_create("decodes");
 
 	if (!kv_fast_kernels_at(0))
 		return 77; /* no set of kernels on this processor */
-	if (argc > 1 && strcmp(argv[1], "product") == 0) {
-		part_idx = argc > 3 ? (uint32_t)atoi(argv[2]) : 0;
-		n_parts = argc > 3 && atoi(argv[3]) > 0 ? (uint32_t)atoi(argv[3]) : 1;
-		setvbuf(stdout, NULL, _IOLBF, 0);
-		tcase_set_timeout(tc, 0);
-		tcase_add_loop_test(tc, test_fast_product, 0, N_SETS);
-		suite_add_tcase(suite, tc);
-		return kv_test_run(suite, CK_NOFORK);
-	}
 	tcase_set_timeout(tc, 120);
-	tcase_add_loop_test(tc, test_fast_every_pair, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_other_groups_are_scalar, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_long_sequences, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_same_bits_in_any_company, 0, N_SETS);
