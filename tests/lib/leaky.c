@@ -14,7 +14,7 @@ static volatile sig_atomic_t is_armed;
 
 static void arm(int signal_number)
 {
-	static const char text[] = "armed\n";
+	static const char text[] = "<6>armed\n";
 
 	(void)signal_number;
 	is_armed = 1;

@@ -423,7 +423,10 @@ static void the_self_test_notices_wrong_answers(void)
 	rig_stop();
 }
 
-/* SIGTERM: GOAWAY to everybody, nothing new, what is in flight is answered, then the end with code 0. */
+/*
+ * SIGTERM: GOAWAY to everybody and no new sessions; those that are there go on until the last one is closed,
+ * what is in flight is answered, then the end with code 0.
+ */
 static void draining_answers_what_is_in_flight(void)
 {
 	struct rig_reply reply;
@@ -450,6 +453,12 @@ static void draining_answers_what_is_in_flight(void)
 	rig_backend.holds = false;
 	rig_settle();
 	CHECK(rig_take(0, request_id, &reply) && reply.header.status == KV_OK);
+	frame = rig_append(session, 1, 3, 1);
+	CHECK(rig_ask(0, &frame) == KV_OK);
+	CHECK(!srv_server_is_done(rig.server));
+	frame = rig_plain(KVP_OP_CLOSE, session);
+	CHECK(rig_ask(0, &frame) == KV_OK);
+	rig_settle();
 	CHECK(srv_server_is_done(rig.server) && srv_server_exit_code(rig.server) == 0);
 	CHECK(mem_connect(&rig.io, 5, 1));
 	rig_turn(1);
