@@ -560,7 +560,11 @@ class SelfTest(unittest.TestCase):
         right = struct.pack("<16f", *centroids)
         wrong = struct.pack("<16f", *[value + 0.05 * (i == 9) for i, value in enumerate(centroids)])
         with Daemon("--backend", "cpu-scalar", "--pool", DEMO, "--self-test-interval-ms", "200") as daemon:
-            places = self.places_of(daemon, right)
+            try:
+                places = self.places_of(daemon, right)
+                self.poke(daemon, places, right)  # what stands there anyway: may it be written?
+            except OSError as error:
+                self.skipTest(f"another process's memory may not be written here: {error}")
             self.assertTrue(places, "the codebook is not where this test looks for it")
             before = daemon.metrics()
             self.poke(daemon, places, wrong)

@@ -447,5 +447,45 @@ class CommandLine(unittest.TestCase):
             self.assertIn(daemon.tcp[4:], done.stderr)
 
 
+class Json(unittest.TestCase):
+    """Every command prints JSON with --json, one value or one a line, and the exit code is that of the text form."""
+
+    # Words of a command as --help lists it -> what to run; {folder} is a place to write to. None: has tests of its own above
+    # or in test_codec and test_explain, with --json, or takes too long here.
+    CALLS = {
+        "ping": ["ping", "--count", "3"], "ready": ["ready"], "info": ["info"], "occupancy": ["occupancy"],
+        "sessions [ID]": ["sessions"],
+        "prefixes": ["prefixes"], "tenants set TENANT": ["tenants", "set", "7", "--weight", "2"], "tenants": ["tenants"],
+        "tenants clear TENANT": ["tenants", "clear", "7"], "snapshot NAME": ["snapshot", "one"], "restore NAME": ["restore", "one"],
+        "top": ["top", "--count", "1"], "plan": ["plan", "--model", "llama-3.1-8b"], "presets": ["presets"],
+        "capture inspect FILE": ["capture", "inspect", str(CAPTURE)],
+        "codec info": ["codec", "info", "--format", "tq4", "--head-dim", "64"],
+        "codec codebook": ["codec", "codebook", "--head-dim", "64", "--bits", "4"],
+        "bench echo": ["bench", "echo", "--count", "3"], "bench step": ["bench", "step", "--count", "10"],
+        "replay FILE": ["replay", str(CAPTURE)],
+        "attention CAPTURE": ["attention", "--explain", str(CAPTURE), "--layer", "18", "--token", "20"],
+        "bench ingest": None, "bench cpu": None, "bench kernels": None, "calibrate CAPTURE": None, "codec encode IN.f32 OUT.rows": None,
+        "codec decode IN.rows OUT.f32": None, "codec rotation OUT.f32": None, "codec compare ROWS.f32": None,
+    }
+
+    def test_every_command(self):
+        with tempfile.TemporaryDirectory() as folder, Daemon("--backend", "cpu", "--pool", DEMO, "--snapshot-dir", folder) as daemon:
+            listed = re.search(r"commands:\n(.*?)\n\n", daemon.ctl("--help").stdout, re.S).group(1).splitlines()
+            listed = [re.match(r"  (\S.*?)\s{2,}", line).group(1) for line in listed]
+            self.assertEqual(sorted(listed), sorted(self.CALLS))
+            for name in listed:
+                if not self.CALLS[name]:
+                    continue
+                with self.subTest(name):
+                    done = daemon.ctl(*self.CALLS[name], "--json", check=False)
+                    self.assertEqual((done.returncode, done.stderr), (0, ""))
+                    try:
+                        json.loads(done.stdout)
+                    except ValueError:
+                        for line in done.stdout.splitlines():
+                            json.loads(line)
+                    self.assertTrue(done.stdout.endswith("\n"))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -14,7 +14,7 @@ import browser
 from daemon import DEMO, IS_SANITIZED, Daemon
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
-STATES = "name=states,layers=2,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,blocks=64,exact_tokens=32"
+STATES = "name=states,layers=2,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,blocks=64,exact_tokens=32,exact_blocks=8"
 TAB, ENTER = "\ue004", "\ue007"
 
 
@@ -46,6 +46,7 @@ class Dashboard(unittest.TestCase):
         self.browser.open(f"http://{self.daemon.http}/")
         self.wait_text("#health .text", "ready")
         self.browser.wait("return document.querySelectorAll('#tiles .tile').length === 6")
+        self.browser.console()  # of the page before, whose daemon may be gone
 
     def text(self, selector):
         return self.browser.run("return document.querySelector(arguments[0]).textContent", selector)
@@ -143,9 +144,9 @@ class Dashboard(unittest.TestCase):
         self.browser.wait("return document.activeElement.textContent === 'Session'")
 
     def test_states_of_blocks(self):
-        """Cached, shared, reserved and exact blocks in the map, and the tier; what they mean stands below."""
+        """Cached, shared, pinned, reserved and exact blocks in the map, and the tier; what they mean stands below."""
         with Daemon("--backend", "cpu", "--pool", STATES, "--host-tier-bytes", "4MiB") as daemon, \
-                tqkv.Client(daemon.addr) as client, client.open("states", "reader", reserve_blocks=6) as session:
+                tqkv.Client(daemon.addr) as client, client.open("states", "reader", reserve_blocks=10) as session:
             rows = np.random.default_rng(1).standard_normal((2, 64, 2, 64)).astype(np.float32)
             with client.open("states", "gone") as gone:
                 gone.append_layers(1, rows[:, :48], rows[:, :48])
@@ -154,6 +155,11 @@ class Dashboard(unittest.TestCase):
             session.fork({2: 1})
             session.append_layers(3, rows[:, :16], rows[:, :16])
             session.spill(3)
+            session.append_layers(4, rows[:, :20], rows[:, :20])
+            session.pin(4)
+            control = tqkv.http.Control(daemon.http)
+            control.set_tenant(str(os.getuid()), sessions=9, bytes=1 << 20, weight=3)
+            control.set_tenant("1000000001", tokens=5)
             deadline = time.monotonic() + 60
             while daemon.get("/v1/occupancy")["tiers"]["n_spilled_sequences"] == 0:
                 self.assertLess(time.monotonic(), deadline)
@@ -166,11 +172,24 @@ class Dashboard(unittest.TestCase):
             labels = self.browser.run(
                 "return [...document.querySelectorAll('.map')].map((map) => map.getAttribute('aria-label'))")
             self.assertEqual(labels, [
-                f"states: {blocks['shared']} shared, 3 cached, {blocks['reserved']} reserved, {blocks['free']} free of 64 blocks",
-                f"states, exact window: {ring['owned'] + ring['shared']} exact, {ring['free']} free of {ring['total']} blocks"])
-            for state in ("shared", "cached", "reserved", "exact"):
+                f"states: {blocks['shared']} shared, 2 pinned, 3 cached, {blocks['reserved']} reserved, {blocks['free']} free of 64 blocks",
+                f"states, exact window: {ring['owned'] + ring['pinned']} exact, {ring['free']} free of {ring['total']} blocks"])
+            for state in ("shared", "pinned", "cached", "reserved", "exact"):
                 self.assertIn(f"{state}:", self.text("#legend"))
+            for _ in range(3):
+                session.decode_batch({n: np.ones((4, 64), np.float32) for n in (1, 2, 4)}, 0)
+                self.browser.run("round()")
+                time.sleep(0.05)
+            self.wait_text("#tenants tbody", "1 of 9")
             self.shot("states")
+            self.browser.dark(True)
+            self.browser.wait("return getComputedStyle(document.querySelector('.map .free')).backgroundColor === 'rgb(51, 51, 47)'")
+            self.browser.run("round()")
+            time.sleep(0.1)
+            self.shot("states_dark")
+            self.browser.size(400, 800)
+            self.assertTrue(self.browser.run("return document.scrollingElement.scrollWidth <= innerWidth"))
+            self.shot("states_narrow")
 
     def test_login(self):
         """A form until a token is right; a wrong one is one failed login, and not asked with again."""
