@@ -27,6 +27,12 @@ static void pool_members(struct srv_text *text, const struct srv_pool_row *pool)
 		srv_text_close(text, '}');
 	}
 	srv_text_close(text, ']');
+	if (pool->n_tables > pool->n_groups) {
+		srv_text_open(text, "exact_window", '{'); /* its ring blocks */
+		srv_text_u64(text, "n_blocks", pool->blocks[pool->n_groups].n_total);
+		srv_text_u64(text, "block_bytes", pool->block_bytes[pool->n_groups]);
+		srv_text_close(text, '}');
+	}
 	srv_text_u64(text, "arena_bytes", pool->arena_bytes);
 	srv_text_u64(text, "n_sessions", pool->n_sessions);
 	srv_text_u64(text, "n_sequences", pool->n_sequences);

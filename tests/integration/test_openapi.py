@@ -25,7 +25,7 @@ except ImportError:  # Debian's is older than OpenAPI 3.1; PyPI has it
 PLAN = {"pool": {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "preset": "4bit"}, "context_tokens": 1000,
         "sessions": 3}
 EXTRA = {"name": "extra", "layers": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "k": "bf16", "v": "f32",
-         "block_size": 16, "blocks": 8}
+         "block_size": 16, "blocks": 8, "exact_tokens": 16}
 
 
 @unittest.skipUnless(Draft202012Validator, "python3-jsonschema is not installed")
@@ -106,6 +106,7 @@ class Described(unittest.TestCase):
             ("get", "/v1/log-level", "/v1/log-level"), ("put", "/v1/log-level", "/v1/log-level", {"level": "info"}),
             ("get", "/v1/occupancy", "/v1/occupancy"), ("get", "/v1/pools", "/v1/pools"),
             ("post", "/v1/pools", "/v1/pools", EXTRA, 201), ("get", "/v1/pools/extra", "/v1/pools/{name}"),
+            ("get", "/v1/occupancy", "/v1/occupancy"), ("get", "/v1/pools", "/v1/pools"),
             ("delete", "/v1/pools/extra", "/v1/pools/{name}", None, 204),
             ("get", "/v1/sessions", "/v1/sessions"), ("get", "/v1/sessions?sort=bytes&limit=1", "/v1/sessions"),
             ("get", one, "/v1/sessions/{id}"), ("get", f"{one}/sequences/5", "/v1/sessions/{id}/sequences/{sequence}"),

@@ -64,11 +64,13 @@ START_TEST(test_closing_under_a_running_append_hurts_nobody)
 }
 END_TEST
 
-/* M4: a backend that does not come back makes the daemon not ready and silences the watchdog; it recovers. */
+/* M4: a backend that does not come back makes the daemon not ready, at first because no self-test (every 100
+ * ms here) passed for three intervals, then because of its batch, and silences the watchdog; it recovers. */
 START_TEST(test_a_backend_that_stands_still_is_noticed)
 {
 	struct sim_config config = sim_config_plain(12);
 	struct srv_gauges gauges;
+	char reason[160];
 
 	config.lease_ms = 600000;
 	sim_world_init(&world, &config);
@@ -82,13 +84,20 @@ START_TEST(test_a_backend_that_stands_still_is_noticed)
 	sim_backend_hold(world.backend, true);
 	sim_script_item(request, 1, 0, 3);
 	sim_script_send(request);
-	sim_script_pass(&world, 29000 * MS);
+	sim_script_pass(&world, 150 * MS);
+	ck_assert(srv_probe_is_ready(world.server, reason, sizeof(reason)));
+	sim_script_pass(&world, 300 * MS);
+	ck_assert(!srv_probe_is_ready(world.server, reason, sizeof(reason)));
+	ck_assert_msg(strstr(reason, "self-test that passed is") && strstr(reason, "ms old"), "%s", reason);
+	sim_script_pass(&world, 28550 * MS);
 	ck_assert(!srv_server_is_stuck(world.server));
 	sim_script_pass(&world, 2000 * MS);
 	ck_assert(srv_server_is_stuck(world.server));
 	srv_server_gauges(world.server, &gauges);
 	ck_assert(!gauges.is_ready);
 	ck_assert_uint_ge(gauges.batch_oldest_ms, 30000);
+	ck_assert(!srv_probe_is_ready(world.server, reason, sizeof(reason)));
+	ck_assert_msg(strstr(reason, "has not finished a batch"), "%s", reason);
 	sim_backend_hold(world.backend, false);
 	ck_assert_int_eq(sim_script_wait(request), KV_OK);
 	sim_script_pass(&world, 15000 * MS);
