@@ -15,10 +15,12 @@
 #define N_RACES      40u
 #define K4_STRIDE    23u
 #define PAIRS_STRIDE 41u
+#define K7_STRIDE    23u
 #else
 #define N_RACES      100000u
 #define K4_STRIDE    1u
 #define PAIRS_STRIDE 1u
+#define K7_STRIDE    1u
 #endif
 static uint32_t slice;
 
@@ -225,6 +227,64 @@ static uint64_t decode_alone(struct rig *rig, const struct rig_seq *seq, uint8_t
 	return n_bytes;
 }
 
+/* Row `row` of the item as an item of its own, over a history that is as much shorter. */
+static struct kv_decode_op *add_row(struct rig *rig, const struct kv_decode_op *whole, uint32_t row)
+{
+	const struct kv_pool_spec *spec = rig->spec;
+	const uint64_t query_bytes =
+		(uint64_t)spec->q_heads * spec->k_head_dim * kv_dtype_bytes((enum kv_dtype)whole->q_dtype);
+	struct kv_decode_op *op = &rig->batch.decodes[rig->batch.n_decodes++];
+
+	*op = *whole;
+	op->result_idx = rig->batch.n_results++;
+	op->q_len = 1;
+	op->n_tokens_seen = whole->n_tokens_seen - whole->q_len + 1 + row;
+	op->q = whole->q + row * query_bytes;
+	op->out = rig_take(rig, (uint64_t)spec->q_heads * spec->v_head_dim * sizeof(float));
+	op->lse = rig_take(rig, spec->q_heads * sizeof(float));
+	if (op->exact_lo >= op->n_tokens_seen)
+		op->exact_table = NULL;
+	return op;
+}
+
+/*
+ * K7: q_len 1 to 8 over a history are as many decodes of one row, within twice the bound of the kernel; and
+ * each row sees what the oracle's row sees, within the bound.
+ */
+START_TEST(test_k7_rows_are_separate_decodes)
+{
+	const struct pool_case *c = &cases[(uint32_t)_i * K7_STRIDE + slice % K7_STRIDE];
+	struct decode_check checks[8];
+	const struct kv_decode_op *whole[8];
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS];
+
+	begin_case(&rig, c, seqs);
+	fill(&rig, seqs);
+	rig_begin(&rig);
+	for (uint32_t n = 1; n <= 8; n++) {
+		whole[n - 1] = add_decode(&rig, &seqs[7], n % 2, n, seqs[7].n_tokens, 1.0f);
+		for (uint32_t row = 0; row < n; row++)
+			add_row(&rig, whole[n - 1], row);
+	}
+	run_and_compare_decodes(&rig, c->bound, "rows");
+	rig_run_cuda(&rig);
+	for (uint32_t n = 1; n <= 8; n++) {
+		for (uint32_t row = 0; row < n; row++) {
+			/* Rows follow their item in the list. */
+			const struct kv_decode_op *op = whole[n - 1] + 1 + row;
+			const size_t at = (size_t)row * rig.spec->q_heads;
+
+			checks[row] = (struct decode_check){ .op = op,
+				.out = whole[n - 1]->out + at * rig.spec->v_head_dim * sizeof(float),
+				.lse = whole[n - 1]->lse + at };
+			compare_decode(&rig, &checks[row], 2 * c->bound);
+		}
+	}
+	rig_finish(&rig);
+}
+END_TEST
+
 /* K8: nothing grows with the largest batch, so a batch of one gives the same bits before and after it. */
 START_TEST(test_k8_same_bits_after_larger_batches)
 {
@@ -378,6 +438,7 @@ int main(int argc, char **argv)
 	tcase_add_loop_test(tcase, test_k4_every_combination_or_a_refusal, 0, (int)(K4_CASES / K4_STRIDE));
 	tcase_add_test(tcase, test_k4_every_pair);
 	tcase_add_test(tcase, test_k4_every_option_is_known_when_the_pool_is_made);
+	tcase_add_loop_test(tcase, test_k7_rows_are_separate_decodes, 0, (int)(KV_LENGTH(cases) / K7_STRIDE));
 	tcase_add_loop_test(tcase, test_k8_same_bits_after_larger_batches, 15, 18);
 	tcase_add_loop_test(tcase, test_k12_reads_wait_for_writes, 17, 18);
 	tcase_add_test(tcase, test_cuda_arena_too_large);
