@@ -35,10 +35,10 @@ static enum kv_status take_scratch(struct audit *audit)
 	bool is_whole = audit->layer_tokens != NULL;
 
 	for (uint32_t g = 0; g < spec->n_tables; g++) {
-		audit->owners[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
-		audit->in_flight[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
-		audit->kept[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
-		audit->pins[g] = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+		audit->owners[g] = kv_alloc(spec->n_blocks[g], sizeof(uint32_t));
+		audit->in_flight[g] = kv_alloc(spec->n_blocks[g], sizeof(uint32_t));
+		audit->kept[g] = kv_alloc(spec->n_blocks[g], sizeof(uint32_t));
+		audit->pins[g] = kv_alloc(spec->n_blocks[g], sizeof(uint32_t));
 		is_whole = is_whole && audit->owners[g] && audit->in_flight[g] && audit->kept[g] &&
 			audit->pins[g];
 	}
@@ -47,14 +47,12 @@ static enum kv_status take_scratch(struct audit *audit)
 
 static void return_scratch(struct audit *audit)
 {
-	const struct kv_pool_spec *spec = audit->pool->spec;
-
 	kv_free(audit->layer_tokens);
-	for (uint32_t g = 0; g < spec->n_tables; g++) {
-		kv_pages_free(audit->owners[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
-		kv_pages_free(audit->in_flight[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
-		kv_pages_free(audit->kept[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
-		kv_pages_free(audit->pins[g], sizeof(uint32_t) * (uint64_t)spec->n_blocks[g]);
+	for (uint32_t g = 0; g < audit->pool->spec->n_tables; g++) {
+		kv_free(audit->owners[g]);
+		kv_free(audit->in_flight[g]);
+		kv_free(audit->kept[g]);
+		kv_free(audit->pins[g]);
 	}
 }
 

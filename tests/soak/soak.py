@@ -6,7 +6,7 @@ What must hold, whoever dies: no answer has a row of something else (worker.py),
 acknowledged and leaves no block behind, a killed daemon is noticed by every client and mixes nothing, and connecting
 and going away, over and over, leaves neither descriptors nor memory behind.
 """
-import collections
+import json
 import os
 import pathlib
 import random
@@ -32,14 +32,19 @@ PATIENCE_S = 60
 
 
 class Worker:
-    """A worker process and what is known of its lengths: per sequence the range in which it must be."""
+    """A worker process and what is known of its session: per sequence the range in which the length must be, and the numbers
+    of the tokens that may be there (worker.py)."""
 
-    def __init__(self, address, number, seed, ranges=None):
+    def __init__(self, address, number, seed, before=None):
         self.number = number
-        self.ranges = ranges if ranges is not None else {}
-        self.n_ops, self.n_lost, self.n_new = 0, 0, 0
+        self.ranges = before.ranges if before else {}
+        self.tokens = before.tokens if before else {}
+        self.next = before.next if before else 0
+        self.n_ops, self.n_new, self.lost = 0, 0, []
         self.process = subprocess.Popen([sys.executable, worker.__file__, address, str(number), str(seed)],
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        json.dump({"tokens": self.tokens, "next": self.next}, self.process.stdin)
+        self.process.stdin.close()
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
 
@@ -47,19 +52,32 @@ class Worker:
         for line in self.process.stdout:
             if not line.endswith("\n"):
                 break  # killed while it wrote: the call was not made yet, or not yet known to be answered
-            kind, *numbers = line.split()
-            numbers = [int(number) for number in numbers]
-            if kind == "try":
-                self.ranges[numbers[0]] = (numbers[1], numbers[2])
-            elif kind == "is":
-                self.ranges[numbers[0]] = (numbers[1], numbers[1])
-            elif kind == "ops":
-                self.n_ops += numbers[0]
-            elif kind == "lost":
-                self.n_lost += 1
-            elif kind == "new":
-                self.n_new += 1
-                self.ranges.clear()
+            kind, *words = line.split()
+            if kind == "lost":
+                self.lost.append(float(words[0]))
+                continue
+            self._note(kind, *(int(word) for word in words))
+
+    def _note(self, kind, sequence=0, low=0, high=0, number=0):
+        before = self.tokens.get(sequence, [])
+        if kind == "try":
+            self.ranges[sequence] = (low, high)
+            self.tokens[sequence] = before[:low] + list(range(number, number + high - low))
+            self.next = number + high - low
+        elif kind == "cut":
+            self.ranges[sequence] = (low, high)
+        elif kind == "fork":
+            self.ranges[sequence] = (0, high)
+            self.tokens[sequence] = self.tokens[low][:high]
+        elif kind == "is":
+            self.ranges[sequence] = (low, low)
+            self.tokens[sequence] = before[:low]
+        elif kind == "ops":
+            self.n_ops += sequence
+        elif kind == "new":
+            self.n_new += 1
+            self.ranges.clear()
+            self.tokens.clear()
 
     def end(self):
         """By force, in the middle of whatever it does. Its own complaint, if it had one before."""
@@ -94,8 +112,10 @@ def inspect(daemon, dead):
         for sequence, (low, high) in dead.ranges.items():
             layers = told.get(sequence, [0] * worker.N_LAYERS)
             assert min(layers) == max(layers), (dead.number, sequence, layers)
-            assert low <= layers[0] <= high, f"worker {dead.number} sequence {sequence}: {layers[0]} tokens, known {low} to {high}"
-        worker.check_all(dead.number, session, told)
+            assert layers[0] in (low, high), f"worker {dead.number} sequence {sequence}: {layers[0]} tokens, not {low} or {high}"
+        worker.check_all(dead.number, session, told, dead.tokens)
+    audit = daemon.get("/v1/audit")
+    assert audit["is_clean"], audit
 
 
 def blocks_of(daemon):
@@ -113,7 +133,7 @@ def kill_clients(daemon, draw, seconds):
             workers[n].end()
             n_killed += 1
             inspect(daemon, workers[n])
-            workers[n] = Worker(daemon.addr, n, draw.getrandbits(32), workers[n].ranges)
+            workers[n] = Worker(daemon.addr, n, draw.getrandbits(32), workers[n])
     finally:
         for one in workers:
             one.end()
@@ -127,23 +147,29 @@ def kill_clients(daemon, draw, seconds):
 
 
 def kill_daemons(folder, draw, seconds):
-    """Returns how often; every worker must have noticed each time, and works on with a session that is new."""
+    """Returns how often. Every worker must have noticed each time, at the first frame that it sent afterwards, whether the
+    next daemon was there by then or not, and works on with a session that is new."""
     daemon = Daemon("--pool", POOL, folder=folder)
     workers = [Worker(daemon.addr, n, draw.getrandbits(32)) for n in range(N_WORKERS)]
     end, n_killed = time.monotonic() + seconds, 0
     try:
-        while time.monotonic() < end or n_killed < 2:
+        while time.monotonic() < end or n_killed < 4:
             wait_until("every worker works", lambda: all(w.n_new > n_killed and w.n_ops for w in workers))
             time.sleep(draw.uniform(0.05, 0.5))
-            seen = [w.n_lost for w in workers]
             daemon.process.kill()
             daemon.process.wait()
+            dead = time.monotonic()
             daemon.log_file.close()
-            wait_until("every worker noticed", lambda: all(w.n_lost > n for w, n in zip(workers, seen)))
-            daemon = Daemon("--pool", POOL, folder=folder)
+            is_slow = n_killed % 2 == 0
             n_killed += 1
+            if is_slow:
+                wait_until("every worker noticed", lambda: all(len(w.lost) == n_killed for w in workers))
             for one in workers:
                 one.n_ops = 0
+            daemon = Daemon("--pool", POOL, folder=folder)
+            wait_until("every worker noticed", lambda: all(len(w.lost) == n_killed for w in workers))
+            for one in workers:
+                assert one.lost[-1] <= dead, f"worker {one.number} got an answer {one.lost[-1] - dead} s after the daemon's end"
         wait_until("every worker works again", lambda: all(w.n_new > n_killed and w.n_ops for w in workers))
     finally:
         for one in workers:
