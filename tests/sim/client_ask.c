@@ -353,11 +353,21 @@ static void ask_read(struct sim_peer *peer, const struct sim_session *session)
 	sim_client_submit(peer, request);
 }
 
+static bool is_pinned(const struct sim_session *session, uint64_t id)
+{
+	const struct sim_sequence *sequence = sim_model_sequence(session, id);
+
+	return sequence && sequence->n_pins > 0;
+}
+
 static void ask_items(struct sim_peer *peer, uint16_t opcode, const struct sim_session *session)
 {
 	struct sim_request *request = new_request(peer, opcode);
 	uint64_t sequence = any_sequence(peer, session, 100);
 
+	/* Few are pinned: without a second look hardly one would ever be unpinned. */
+	for (uint32_t i = 0; opcode == KVP_OP_UNPIN && i < 8 && !is_pinned(session, sequence); i++)
+		sequence = any_sequence(peer, session, 100);
 	request->session = session->handle;
 	request->n_items = 1 + below(peer, 2);
 	for (uint32_t i = 0; i < request->n_items; i++) {
@@ -543,7 +553,7 @@ void sim_client_ask(struct sim_peer *peer)
 		ask_fork(peer, session);
 	} else if (chance(peer, world->config.prefix_per_mille)) {
 		ask_prefix(peer, session);
-	} else if (chance(peer, 15)) {
+	} else if (chance(peer, 25)) {
 		ask_items(peer, chance(peer, 500) ? KVP_OP_PIN : KVP_OP_UNPIN, session);
 	} else if (chance(peer, world->config.spill_per_mille)) {
 		ask_items(peer, below(peer, 4) ? KVP_OP_SPILL : KVP_OP_PREFETCH, session);

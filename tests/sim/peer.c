@@ -161,6 +161,10 @@ static void take_frame(struct sim_peer *peer, const struct kvp_header *header, c
 	SIM_CHECK(peer->reply_body, "no memory for a reply");
 	memcpy(peer->reply_body, body, header->body_bytes);
 	request->is_replied = true;
+	/* A reply with items begins with how many of them are OK; TELL's are lengths. */
+	if (header->status == KV_OK && header->opcode < KV_LENGTH(peer->world->n_done) &&
+		(header->n_items == 0 || header->opcode == KVP_OP_TELL || kvp_get_u32(body) > 0))
+		peer->world->n_done[header->opcode]++;
 	if (peer->is_full)
 		peer->next_ns = peer->world->clock.now_ns;
 	peer->is_full = false;
@@ -260,6 +264,7 @@ void sim_peer_reset(struct sim_peer *peer)
 	if (!peer->conn)
 		return;
 	sim_say("peer %u resets\n", peer->peer_idx);
+	peer->world->n_resets++;
 	sim_net_reset(peer->world->net, peer->conn);
 	sim_peer_forget(peer);
 }

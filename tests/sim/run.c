@@ -179,6 +179,9 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 
 	seen->n_turns += sim_where.turn;
 	seen->n_requests += world->n_requests;
+	seen->n_resets += world->n_resets;
+	for (uint32_t i = 0; i < KV_LENGTH(seen->n_done); i++)
+		seen->n_done[i] += world->n_done[i];
 	for (uint64_t i = 0; i < world->n_requests; i++) {
 		const struct sim_request *request = world->requests[i];
 

@@ -88,8 +88,9 @@ struct sim_world {
 	uint32_t n_spins;                      /* turns in a row that did not wait and found nothing to do */
 	bool in_control;                       /* the server answers a control request */
 	uint64_t n_open_waits;                 /* times that an OPEN found no room and goes on waiting */
-	uint64_t drain_ns, n_snapshots_seen;
-	uint32_t n_saved, n_restored, n_refused; /* in random runs */
+	uint64_t drain_ns, n_snapshots_seen, n_resets;
+	uint64_t n_done[KVP_OP_DECODE_TABLE + 1]; /* requests answered OK, items in part */
+	uint32_t n_saved, n_restored, n_refused;  /* in random runs */
 	struct sim_turn_counts counts;
 	struct sim_maxima maxima;
 	struct sim_asked *asked; /* [SIM_CONTROLS]; NULL: no control requests */
