@@ -111,6 +111,8 @@ struct report {
 	double scalar_copy; /* bytes a second */
 };
 
+static const char *const set_names[] = { "avx2", "avx512" };
+
 static void add_line(struct report *report, const struct line *line)
 {
 	const bool has_bound = strcmp(line->set, "scalar") != 0;
@@ -216,7 +218,41 @@ static enum kv_status measure_encodes(struct report *report, struct kv_error *er
 	return KV_OK;
 }
 
-static const char *const set_names[] = { "avx2", "avx512" };
+static const json_t *measured_set(const struct report *report, const char *name)
+{
+	const json_t *value;
+	size_t i;
+
+	json_array_foreach (report->sets, i, value) {
+		if (strcmp(srv_json_text(value, "set"), name) == 0)
+			return value;
+	}
+	return NULL;
+}
+
+/* Of a set without a line. */
+static const char *why_not_measured(const char *name)
+{
+	for (uint32_t i = 0; kv_fast_kernels_at(i); i++) {
+		if (strcmp(kv_fast_kernels_at(i)->name, name) == 0)
+			return "--set asks for another one";
+	}
+	return "this processor or build does not have it";
+}
+
+/* What --json says in place of a line of each set that has none. */
+static json_t *list_not_measured(const struct report *report)
+{
+	json_t *list = json_array();
+
+	for (uint32_t s = 0; s < KV_LENGTH(set_names); s++) {
+		if (!measured_set(report, set_names[s]))
+			json_array_append_new(list,
+				json_pack("{s:s, s:s}", "set", set_names[s], "why",
+					why_not_measured(set_names[s])));
+	}
+	return list;
+}
 
 static void print_text(const struct report *report)
 {
@@ -228,12 +264,8 @@ static void print_text(const struct report *report)
 		report->bench.kv_heads, report->bench.head_dim, report->bench.n_threads,
 		report->bench.n_rounds);
 	for (uint32_t s = 0; s < KV_LENGTH(set_names); s++) {
-		const json_t *found = NULL;
+		const json_t *found = measured_set(report, set_names[s]);
 
-		json_array_foreach (report->sets, i, value) {
-			if (strcmp(srv_json_text(value, "set"), set_names[s]) == 0)
-				found = value;
-		}
 		if (found)
 			printf("%s: reads %.1f GB/s, %.0f G products of 16 bits/s, %.0f G of float32/s; "
 			       "memcpy on one thread "
@@ -243,7 +275,7 @@ static void print_text(const struct report *report)
 				srv_json_real(found, "products_f32_per_s") * 1e-9,
 				srv_json_real(found, "memcpy_bytes_per_s") * 1e-9);
 		else
-			printf("%s: not measured, this processor or build does not have it\n", set_names[s]);
+			printf("%s: not measured, %s\n", set_names[s], why_not_measured(set_names[s]));
 	}
 	srv_table_print(&report->table, stdout);
 	json_array_foreach (report->encodes, i, value)
@@ -268,6 +300,8 @@ static enum kv_status measure_all(struct report *report, const struct srv_ctl *c
 	const struct srv_bench_ceilings none = { 0 };
 	enum kv_status status = KV_OK;
 
+	if (set && strcmp(set, set_names[0]) != 0 && strcmp(set, set_names[1]) != 0)
+		return kv_fail(err, KV_BAD_CONFIG, "--set %.32s: expected avx2 or avx512", set);
 	for (uint32_t i = 0; status == KV_OK && (kernels = kv_fast_kernels_at(i)); i++) {
 		if (!set || strcmp(set, kernels->name) == 0)
 			status = measure_set(report, kernels, format, err);
@@ -302,8 +336,9 @@ static enum kv_status run_bench_cpu(struct srv_ctl *ctl, struct kv_error *err)
 	const enum kv_status status = measure_all(&report, ctl, err);
 
 	if (status == KV_OK && ctl->is_json) {
-		json_t *json = json_pack("{s:O, s:O, s:O, s:i}", "sets", report.sets, "decodes", report.lines,
-			"encodes", report.encodes, "threads", (int)report.bench.n_threads);
+		json_t *json = json_pack("{s:O, s:o, s:O, s:O, s:i}", "sets", report.sets, "not_measured",
+			list_not_measured(&report), "decodes", report.lines, "encodes", report.encodes,
+			"threads", (int)report.bench.n_threads);
 
 		srv_ctl_print_json(json);
 		json_decref(json);

@@ -200,6 +200,12 @@ class Questions(WithDaemon):
         for line in answer["decodes"]:
             self.assertEqual((line["bytes"], line["products"]), (200 * 8 * 2 * 68, 2 * 200 * 32 * 128))
             self.assertGreater(line["decode_s"], 0)
+        self.assertEqual({row["set"] for row in answer["sets"] + answer["not_measured"]}, {"avx2", "avx512"})
+        one = ("--format", "tq4", "--tokens", 64, "--sequences", 1, "--rounds", 1, "--set", "avx2")
+        why = "--set asks for another one" if "avx512" in {row["set"] for row in answer["sets"]} else "does not have it"
+        self.assertRegex(self.text("bench", "cpu", *one), f"avx512: not measured, .*{why}")
+        self.assertIn(why, self.json("bench", "cpu", *one)["not_measured"][-1]["why"])
+        self.fails("bench", "cpu", "--set", "sse", words=["sse", "avx2"], code=2)
         self.fails("bench", "cpu", "--format", "f99", words=["f99", "tq4"], code=2)
         self.fails("bench", "step", "-n", 10, "--k", "f99", words=["f99", "tq4"], code=2)
         self.fails("bench", "step", "-n", 10, "--head-dim", 20, words=["head_dim", "20"], code=2)
