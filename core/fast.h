@@ -65,7 +65,7 @@ struct kv_fast_part {
 	uint32_t bits;
 	enum kv_dtype number;
 	bool is_value;         /* a code is its own value */
-	bool is_shifted;       /* in the order in which shifts take codes out of words */
+	bool is_shifted;       /* in the order in which shifts take codes, or bf16, out of words */
 	const int16_t *table;  /* [256], entries repeated every 2^bits; value = entry * table_scale */
 	const uint8_t *halved; /* [KV_FAST_HALVED_BYTES] of codebooks of more than 4 bits, else NULL */
 	float table_scale;

@@ -69,7 +69,13 @@ static bool is_e4m3(const struct kv_row_codec *codec)
 	return strcmp(codec->format->name, "fp8") == 0;
 }
 
-/* Slots of a part: natural order but for codes that shifts take out of words. */
+/* bf16: of the numbers of a register those at even places, then those at odd ones. */
+static uint32_t number_of_slot(uint32_t words, uint32_t slot)
+{
+	return slot / words * words + slot % (words / 2) * 2 + slot / (words / 2) % 2;
+}
+
+/* Slots of a part: natural order but for what shifts take out of words. */
 static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 	const struct kv_segment *segment, uint32_t first, uint32_t unit, bool is_v,
 	const struct kv_fast_kernels *kernels)
@@ -79,7 +85,9 @@ static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 	side->n_slots += part->n_slots;
 	KV_ASSERT(side->n_slots <= KV_FAST_SLOTS_MAX);
 	for (uint32_t s = 0; s < part->n_slots; s++) {
-		const uint32_t channel = part->is_shifted ? kernels->code_of_slot(is_v, part->bits, s) : s;
+		const uint32_t channel = !part->is_shifted ? s
+			: part->kind == KV_FAST_NUMBERS    ? number_of_slot(kernels->words, s)
+							   : kernels->code_of_slot(is_v, part->bits, s);
 
 		side->prepared_of[part->slot + s] = channel < part->n
 			? (uint16_t)(segment->prepared_idx + first + channel)
@@ -105,6 +113,7 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 		part->number = segment->code == KV_CODE_NUMBER ? segment->number : KV_DTYPE_NONE;
 		part->table_scale = part->number == KV_DTYPE_NONE ? E4M3_FACTOR : 1;
 		part->offset = segment->offset;
+		part->is_shifted = part->number == KV_DTYPE_BF16 && part->n % kernels->words == 0;
 		place_slots(side, part, segment, first, KV_HEAD_DIM_STEP, is_v, kernels);
 		return;
 	}

@@ -215,33 +215,44 @@ INLINE void dot_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 	}
 }
 
-INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, const uint32_t n_queries, const enum kv_dtype number,
-	float *dots)
+/* Adds the products of the queries with LANES numbers of some rows, those of slots from i on. */
+INLINE void add_numbers(const struct kv_fast_part *part, const uint8_t *const rows[],
+	const struct kv_fast_query *queries, uint32_t i, const uint32_t n_queries, const enum kv_dtype number,
+	const bool is_shifted, f_vector *sums)
 {
 	const uint32_t n_rows = LANES / n_queries;
-	struct asking asking = begin_asking(part, rows, 0, TOKENS / n_rows * part->n_slots / LANES);
+	f_vector values[LANES];
+
+	UNROLL
+	for (uint32_t r = 0; r < n_rows; r++)
+		values[r] = numbers_of(rows[r] + part->offset, i, number, is_shifted);
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		const f_vector query = (f_vector)load_f32(queries[q].numbers + part->slot + i);
+
+		UNROLL
+		for (uint32_t r = 0; r < n_rows; r++)
+			sums[q * n_rows + r] = fma_f32(values[r], query, sums[q * n_rows + r]);
+	}
+}
+
+INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, const uint32_t n_queries, const enum kv_dtype number,
+	const bool is_shifted, float *dots)
+{
+	const uint32_t n_rows = LANES / n_queries, n_vectors = is_shifted ? 2 : 1;
+	struct asking asking =
+		begin_asking(part, rows, 0, TOKENS / n_rows * part->n_slots / (n_vectors * LANES));
 
 	for (uint32_t first = 0; first < rows->n_rows; first += n_rows) {
 		f_vector sums[LANES] = { 0 };
 
-		for (uint32_t i = 0; i < part->n_slots; i += LANES) {
-			f_vector values[LANES];
-
+		for (uint32_t i = 0; i < part->n_slots; i += n_vectors * LANES) {
 			ask(&asking);
 			UNROLL
-			for (uint32_t r = 0; r < n_rows; r++)
-				values[r] = numbers_of(rows->rows[first + r] + part->offset, i, number);
-			UNROLL
-			for (uint32_t q = 0; q < n_queries; q++) {
-				const f_vector query =
-					(f_vector)load_f32(queries[q].numbers + part->slot + i);
-
-				UNROLL
-				for (uint32_t r = 0; r < n_rows; r++)
-					sums[q * n_rows + r] =
-						fma_f32(values[r], query, sums[q * n_rows + r]);
-			}
+			for (uint32_t v = 0; v < n_vectors; v++)
+				add_numbers(part, rows->rows + first, queries, i + v * LANES, n_queries,
+					number, is_shifted, sums);
 		}
 		store_dots(add_lanes_f32(sums), first, n_queries, dots);
 	}
@@ -257,13 +268,15 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 			  : dot_codes(part, rows, queries, n_queries, bits, is_value, dots))
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F32, dots);
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F32, false, dots);
 		else if (part->number == KV_DTYPE_F16)
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F16, dots);
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F16, false, dots);
+		else if (part->is_shifted)
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_BF16, true, dots);
 		else if (part->number == KV_DTYPE_BF16)
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_BF16, dots);
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_BF16, false, dots);
 		else
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_NONE, dots);
+			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_NONE, false, dots);
 		return;
 	}
 	switch (part->bits) {
@@ -320,8 +333,8 @@ static void dot_part_4(const struct kv_fast_part *part, const struct kv_fast_row
 static void score(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, uint32_t n_queries, float *products, uint32_t stride)
 {
-	float dots[KV_FAST_QUERIES_MAX * TOKENS];
-	struct fields fields;
+	_Alignas(64) float dots[KV_FAST_QUERIES_MAX * TOKENS];
+	struct fields fields = { 0 };
 
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];

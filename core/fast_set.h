@@ -65,8 +65,12 @@ INLINE void ask(struct asking *asking)
 
 /* ---- rows ---- */
 
-INLINE f_vector numbers_of(const uint8_t *numbers, uint32_t i, const enum kv_dtype number)
+/* LANES numbers from slot i on. */
+INLINE f_vector numbers_of(
+	const uint8_t *numbers, uint32_t i, const enum kv_dtype number, const bool is_shifted)
 {
+	if (is_shifted) /* bf16 */
+		return bf16_of_words(numbers + (size_t)(i / WORDS) * WORDS * 2, i / LANES % 2);
 	if (number == KV_DTYPE_F32)
 		return (f_vector)load_f32((const float *)(const void *)numbers + i);
 	if (number == KV_DTYPE_F16)
@@ -78,11 +82,33 @@ INLINE f_vector numbers_of(const uint8_t *numbers, uint32_t i, const enum kv_dty
 
 /* ---- fields of rows ---- */
 
+INLINE float f32_at(const uint8_t *from)
+{
+	float value;
+
+	memcpy(&value, from, sizeof(value));
+	return value;
+}
+
 INLINE void load_field(const struct kv_fast_rows *rows, const struct kv_fast_field *field, float out[TOKENS])
 {
 	if (field->kind == KV_FAST_FIELD_F32) {
-		for (uint32_t t = 0; t < TOKENS; t++)
-			memcpy(&out[t], rows->rows[t] + field->offset, sizeof(out[t]));
+		/* Put together in registers: what is stored in small pieces can be loaded as a whole only
+		 * later. */
+		UNROLL
+		for (uint32_t t = 0; t < TOKENS; t += LANES) {
+			__m128 quads[LANES / 4];
+
+			UNROLL
+			for (uint32_t i = 0; i < LANES / 4; i++) {
+				const uint8_t *const *four = rows->rows + t + (size_t)i * 4;
+
+				quads[i] = _mm_setr_ps(f32_at(four[0] + field->offset),
+					f32_at(four[1] + field->offset), f32_at(four[2] + field->offset),
+					f32_at(four[3] + field->offset));
+			}
+			store_f32((f32_lanes)join_quads(quads), out + t);
+		}
 	} else {
 		uint16_t halves[TOKENS];
 
@@ -95,7 +121,7 @@ INLINE void load_field(const struct kv_fast_rows *rows, const struct kv_fast_fie
 
 /* A part's scale and zero of every row, both times the outer scale. */
 struct fields {
-	float scale[TOKENS], zero[TOKENS];
+	_Alignas(64) float scale[TOKENS], zero[TOKENS];
 	bool has_scale, has_zero;
 };
 

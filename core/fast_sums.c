@@ -6,7 +6,7 @@
 
 /* Weights of one part and query, as pairs of 16-bit integers: weight = integer * unit. */
 struct weights {
-	int32_t pairs[TOKENS / 2];
+	_Alignas(64) int32_t pairs[TOKENS / 2];
 	float unit;
 };
 
@@ -22,7 +22,8 @@ float OF_SET(kv_fast_max)(const float *values, uint32_t n)
 INLINE void round_weights(const float *values, struct weights *weights)
 {
 	f32_lanes lanes[TOKENS / LANES], max = load_f32(values);
-	int16_t codes[TOKENS];
+	/* Not by way of an array: two stores cannot be loaded as one before both are over. */
+	int16_t *codes = (int16_t *)(void *)weights->pairs;
 
 	UNROLL
 	for (uint32_t i = 0; i < TOKENS / LANES; i++) {
@@ -30,13 +31,13 @@ INLINE void round_weights(const float *values, struct weights *weights)
 		max = greater(max, lanes[i]);
 	}
 
-	const float largest = greatest_lane(max);
-	const f32_lanes factor = repeat_f32(largest > 0 ? (float)KV_FAST_WEIGHT_MAX / largest : 0);
+	/* Weights that are all smaller than that, or nothing, become nothing. */
+	const float largest = greatest_lane(greater(max, repeat_f32(0x1p-100f)));
+	const f32_lanes factor = repeat_f32((float)KV_FAST_WEIGHT_MAX / largest);
 
 	UNROLL
 	for (uint32_t i = 0; i < TOKENS / LANES; i++)
 		store_rounded((f_vector)(lanes[i] * factor), codes + (size_t)i * LANES);
-	memcpy(weights->pairs, codes, sizeof(codes));
 	weights->unit = largest / (float)KV_FAST_WEIGHT_MAX;
 }
 
@@ -138,7 +139,8 @@ INLINE void sum_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 }
 
 INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const float *weights, const uint32_t n_queries, const enum kv_dtype number, float *const *sums)
+	const float *weights, const uint32_t n_queries, const enum kv_dtype number, const bool is_shifted,
+	float *const *sums)
 {
 	const uint32_t n_at_once = LANES == 16 ? 4 : 2;
 	const uint32_t n_vectors = part->n_slots / LANES;
@@ -157,8 +159,8 @@ INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 				ask(&asking);
 				UNROLL
 				for (uint32_t i = 0; i < n_at_once; i++) {
-					const f_vector values = numbers_of(
-						rows->rows[t] + part->offset, (v + i) * LANES, number);
+					const f_vector values = numbers_of(rows->rows[t] + part->offset,
+						(v + i) * LANES, number, is_shifted);
 
 					UNROLL
 					for (uint32_t q = 0; q < n_queries; q++)
@@ -170,8 +172,8 @@ INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 		} else {
 			for (uint32_t t = 0; t < rows->n_rows; t++) {
 				for (uint32_t i = 0; i < n; i++) {
-					const f_vector values = numbers_of(
-						rows->rows[t] + part->offset, (v + i) * LANES, number);
+					const f_vector values = numbers_of(rows->rows[t] + part->offset,
+						(v + i) * LANES, number, is_shifted);
 
 					for (uint32_t q = 0; q < n_queries; q++)
 						totals[q][i] = (f32_lanes)fma_f32(values,
@@ -195,13 +197,15 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_F32, sums);
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_F32, false, sums);
 		else if (part->number == KV_DTYPE_F16)
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_F16, sums);
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_F16, false, sums);
+		else if (part->is_shifted)
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_BF16, true, sums);
 		else if (part->number == KV_DTYPE_BF16)
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_BF16, sums);
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_BF16, false, sums);
 		else
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_NONE, sums);
+			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_NONE, false, sums);
 		return;
 	}
 	for (uint32_t q = 0; q < n_queries; q++)
@@ -274,8 +278,8 @@ static float dot_tokens(const float *a, const float *b)
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 	const float *weights, uint32_t stride, uint32_t n_queries, float *const *sums, float *const *zeros)
 {
-	float scaled[KV_FAST_QUERIES_MAX * TOKENS];
-	struct fields fields;
+	_Alignas(64) float scaled[KV_FAST_QUERIES_MAX * TOKENS];
+	struct fields fields = { 0 };
 
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];
@@ -284,11 +288,14 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 		for (uint32_t q = 0; q < n_queries; q++) {
 			float *to = scaled + (size_t)q * TOKENS;
 
-			memcpy(to, weights + (size_t)q * stride, TOKENS * sizeof(*to));
 			if (fields.has_zero)
-				zeros[q][p] += dot_tokens(to, fields.zero);
-			if (fields.has_scale)
-				multiply(to, fields.scale);
+				zeros[q][p] += dot_tokens(weights + (size_t)q * stride, fields.zero);
+			for (uint32_t t = 0; t < TOKENS; t += LANES) {
+				const f32_lanes weight = load_f32(weights + (size_t)q * stride + t);
+
+				store_f32(fields.has_scale ? weight * load_f32(fields.scale + t) : weight,
+					to + t);
+			}
 		}
 		(n_queries == 1                  ? sum_part_1
 				: n_queries == 2 ? sum_part_2

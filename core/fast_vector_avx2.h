@@ -365,6 +365,20 @@ INLINE f_vector f16_to_f32(const void *from)
 	return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 }
 
+INLINE f_vector join_quads(const __m128 quads[2])
+{
+	return _mm256_set_m128(quads[1], quads[0]);
+}
+
+/* Those at even places, or at odd ones: a number is the upper half of its float32. */
+INLINE f_vector bf16_of_words(const void *from, const uint32_t half)
+{
+	const __m256i words = _mm256_loadu_si256((const __m256i *)from);
+
+	return _mm256_castsi256_ps(half == 0 ? _mm256_slli_epi32(words, 16)
+					     : _mm256_and_si256(words, _mm256_set1_epi32((int)0xFFFF0000)));
+}
+
 INLINE f_vector bf16_to_f32(const void *from)
 {
 	return _mm256_castsi256_ps(

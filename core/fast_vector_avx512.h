@@ -263,6 +263,23 @@ INLINE f_vector f16_to_f32(const void *from)
 	return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 }
 
+INLINE f_vector join_quads(const __m128 quads[4])
+{
+	f_vector all = _mm512_insertf32x4(_mm512_castps128_ps512(quads[0]), quads[1], 1);
+
+	all = _mm512_insertf32x4(all, quads[2], 2);
+	return _mm512_insertf32x4(all, quads[3], 3);
+}
+
+/* Those at even places, or at odd ones: a number is the upper half of its float32. */
+INLINE f_vector bf16_of_words(const void *from, const uint32_t half)
+{
+	const __m512i words = _mm512_loadu_si512(from);
+
+	return _mm512_castsi512_ps(half == 0 ? _mm512_slli_epi32(words, 16)
+					     : _mm512_and_si512(words, _mm512_set1_epi32((int)0xFFFF0000)));
+}
+
 INLINE f_vector bf16_to_f32(const void *from)
 {
 	return _mm512_castsi512_ps(
