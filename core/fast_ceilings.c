@@ -18,16 +18,16 @@ static uint64_t products(uint64_t n_rounds)
 
 	for (uint32_t i = 0; i < CHAINS; i++)
 		sums[i] = repeat_pair(opaque);
-	const i_vector a = repeat_pair(opaque + 3), b = repeat_pair(opaque + 5);
+	i_vector a = repeat_pair(opaque + 3);
+	const i_vector b = repeat_pair(opaque + 5);
 
 	for (uint64_t round = 0; round < n_rounds; round++) {
-		/* A product is never needed twice. */
-		UNROLL
-		for (uint32_t i = 0; i < CHAINS; i++)
-			sums[i] = multiply_add(sums[i], sums[i], b);
-		UNROLL
-		for (uint32_t i = 0; i < CHAINS; i++)
-			sums[i] = multiply_add(sums[i], sums[i], a);
+		UNROLL_64
+		for (uint32_t i = 0; i < 2 * CHAINS; i++) {
+			sums[i % CHAINS] = multiply_add(sums[i % CHAINS], a, b);
+			/* As if it were another one, else the product would be the one before. */
+			__asm__("" : "+x"(a));
+		}
 	}
 	total = sums[0];
 	for (uint32_t i = 1; i < CHAINS; i++)
