@@ -231,27 +231,73 @@ static void print_tokens(const struct job *job)
 	srv_table_finish(&table);
 }
 
+/* The step: which tokens the query sees, and what else makes its logits. */
+static void print_step(const struct job *job)
+{
+	const struct kv_layer_spec *layer = &job->spec->layers[0];
+	const uint32_t n = job->n_tokens;
+	const bool is_cut = layer->window > 0 && layer->window < n;
+
+	printf("layer %u, query of token %u", job->capture->layers[job->layer_idx].number, n - 1);
+	if (is_cut)
+		printf(", which sees tokens %u to %u", n - layer->window, n - 1);
+	else
+		printf(" over %u tokens", n);
+	if (is_cut && layer->sink_tokens > 0)
+		printf(" and the first %u", layer->sink_tokens);
+	printf(": %s/%s, %u query heads, %u KV heads", kv_pool_spec_format_name(job->spec, false),
+		kv_pool_spec_format_name(job->spec, true), job->spec->q_heads, job->spec->kv_heads);
+	if (layer->softcap > 0)
+		printf(", softcap %g", (double)layer->softcap);
+	if (job->spec->exact_tokens > 0)
+		printf(", the newest %u tokens exact", job->spec->exact_tokens);
+	if (layer->k_center)
+		printf(", k_center");
+	printf("\n\n");
+}
+
+/* What to try, for the head that is looked into. */
+static void print_advice(const char *cause)
+{
+	static const struct {
+		const char *cause, *text;
+	} advice[] = {
+		{ "keys",
+			"Keys: try --center, a K format with more bits or --preset k8v4, "
+			"--options exact_tokens=128 where the tokens\nthat matter are recent, and compare." },
+		{ "values",
+			"Values: try a V format with more bits, or --options exact_tokens=128 where the "
+			"tokens that matter are recent." },
+		{ "kernel",
+			"Kernel: it should be far below the others. This is a fault of the program, not "
+			"of the formats." },
+	};
+
+	for (size_t i = 0; i < KV_LENGTH(advice); i++) {
+		if (strcmp(advice[i].cause, cause) == 0)
+			printf("\n%s\n", advice[i].text);
+	}
+}
+
 static void print_text(const struct job *job)
 {
 	const struct srv_explain_head *head = &job->heads[job->head];
 
-	printf("layer %u, query of token %u over %u tokens: %s/%s, %u query heads, %u KV heads\n\n",
-		job->capture->layers[job->layer_idx].number, job->n_tokens - 1, job->n_tokens,
-		kv_pool_spec_format_name(job->spec, false), kv_pool_spec_format_name(job->spec, true),
-		job->spec->q_heads, job->spec->kv_heads);
+	print_step(job);
 	print_heads(job);
 	printf("\nError: distance of the output from that over the rows as they are, relative to its length; "
-	       "by "
-	       "keys, by\nvalues: with only these as they are stored; by kernel: what the kernel adds to "
-	       "both. Zero "
-	       "keys: the control;\nan error by keys near it says that the keys are lost. Weights off: half "
-	       "the sum "
-	       "of the changes.\n\n");
+	       "by keys, by\nvalues: with only these as they are stored; by kernel: what the kernel adds to "
+	       "both; cause: the greatest of\nthese. Zero keys: the control; an error by keys near it says "
+	       "that the keys are lost. Sigma: spread of the\nlogits; the larger, the more an error of a "
+	       "score moves. Weights off: half the sum of the changes. Top weight:\nthe greatest one, and "
+	       "its token.\n\n");
 	printf("head %u, the %u greatest weights (%s):\n", job->head, job->n_top, cause_of(head));
 	print_tokens(job);
-	printf("\nAdds: length of weight * stored value, relative to the output. Key moves: of the change of "
-	       "the "
-	       "weight\ntimes the value. Value moves: of the weight times the change of the value.\n");
+	printf("\nScore, weight: from the rows as they are, then as they are stored. Err: of the stored row, "
+	       "relative. Adds:\nlength of weight * stored value, relative to the output. Key moves: of the "
+	       "change of the weight times the\nvalue. Value moves: of the weight times the change of the "
+	       "value. Row: where the kernel reads it.\n");
+	print_advice(cause_of(head));
 }
 
 static json_t *head_json(const struct srv_explain_head *head, uint32_t number)

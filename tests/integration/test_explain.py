@@ -75,6 +75,19 @@ class Explain(unittest.TestCase):
         exact = self.explain("--token", 150, "--k", "tq2", "--v", "tq2", "--options", "exact_tokens=160", "--top", 3)
         self.assertTrue(all(row["is_exact"] and row["k_error"] < 1e-9 for row in exact["tokens"]))  # a bf16 capture
 
+    def test_text(self):
+        """Says which tokens the query sees, what else is in force, and what to try for the cause that it names."""
+        def text(*args):
+            return self.run_ctl("--explain", "--layer", 18, "--token", 200, *args).stdout
+        self.assertIn("query of token 200 over 201 tokens: tq4/tq4", text())
+        self.assertIn("query of token 200, which sees tokens 137 to 200 and the first 4: tq4/tq4, 9 query heads, 3 KV heads, "
+                      "softcap 20, the newest 32 tokens exact\n",
+                      text("--options", "window=64,sink_tokens=4,softcap=20,exact_tokens=32"))
+        self.assertIn("k_center\n", text("--center"))
+        self.assertIn("\nKeys: try ", text("--head", 6))
+        self.assertIn("\nValues: try ", text("--head", 8))
+        self.assertNotIn("try ", text("--k", "f32", "--v", "f32"))
+
     def test_refusals(self):
         """What is wrong with the line, and with which part of it."""
         for args, text in ((("--explain", "--layer", 18), "--explain, --layer and --token are needed"),
