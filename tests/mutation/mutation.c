@@ -39,6 +39,9 @@
 		ARGS(struct kv_domain *a, const char *b, uint32_t c, uint64_t d, uint64_t e, uint64_t f,     \
 			struct kv_session **g),                                                              \
 		ARGS(a, b, c, d, e, f, g))                                                                   \
+	R(kv_session_by_name, struct kv_session *, NULL,                                                     \
+		ARGS(struct kv_domain *a, const char *b, uint32_t c, uint64_t d), ARGS(a, b, c, d))          \
+	R(kv_domain_n_owned, uint32_t, 0, ARGS(const struct kv_domain *a), ARGS(a))                          \
 	R(kv_session_next_expiry_ns, uint64_t, UINT64_MAX, ARGS(const struct kv_domain *a), ARGS(a))         \
 	/* sequences and items */                                                                            \
 	R(kv_sequence_truncate, enum kv_status, KV_OK, ARGS(struct kv_session *a, uint64_t b, uint32_t c),   \

@@ -92,6 +92,7 @@ enum kv_status rig_ask(uint32_t conn, const struct rig_frame *frame);
 struct rig_open {
 	const char *name;
 	uint32_t lease_ms, reserve_blocks, tokens_max, flags;
+	uint64_t fingerprint; /* 0: any */
 };
 struct rig_frame rig_open_frame(const char *pool, const struct rig_open *open);
 /* Must succeed; returns the handle. */

@@ -54,6 +54,7 @@ struct rig_frame rig_open_frame(const char *pool, const struct rig_open *open)
 		.reserve_blocks = open->reserve_blocks,
 		.tokens_max = open->tokens_max,
 		.flags = open->flags,
+		.fingerprint = open->fingerprint,
 	};
 	struct rig_frame frame = rig_plain(KVP_OP_OPEN, 0);
 

@@ -8,13 +8,18 @@ static const char extra_pool[] = "{\"name\": \"extra\", \"layers\": 1, \"q_heads
 				 "\"head_dim\": 64, \"k\": \"f32\","
 				 "\"v\": \"f32\", \"block_size\": 16, \"blocks\": 40}";
 
-static enum kv_status attach(uint32_t conn, const char *name)
+static enum kv_status attach_to(uint32_t conn, const char *name, uint64_t fingerprint)
 {
-	const struct rig_open open = { .name = name };
+	const struct rig_open open = { .name = name, .fingerprint = fingerprint };
 	struct rig_frame frame = rig_open_frame("", &open);
 
 	frame.header.opcode = KVP_OP_ATTACH;
 	return rig_ask(conn, &frame);
+}
+
+static enum kv_status attach(uint32_t conn, const char *name)
+{
+	return attach_to(conn, name, 0);
 }
 
 static enum kv_status ping(uint32_t conn, uint64_t session)
@@ -95,6 +100,8 @@ static void attach_fences_the_former_owner(void)
 	CHECK(rig_item(0, &frame) == KV_OK);
 	CHECK(ping(1, session) == KV_NOT_OWNER);
 	CHECK(attach(2, "chat") == KV_NOT_FOUND);
+	CHECK(attach_to(1, "chat", 1) == KV_FORMAT_MISMATCH);
+	CHECK(ping(0, session) == KV_OK);
 	CHECK(attach(1, "chat") == KV_OK);
 	CHECK(ping(0, session) == KV_NOT_OWNER);
 	rig_check_rows(1, session, 1, 4);
