@@ -60,7 +60,10 @@ class Reach(unittest.TestCase):
     def test_beyond_loopback_only_with_authentication(self):
         """FAILURES W5: no login, no listener that others can reach, unless the operator insists."""
         folder = folder_with(self, tokens=TOKENS)
-        for args in (["--listen", "tcp:0.0.0.0:0"], ["--http", "0.0.0.0:0"]):
+        for args in (["--listen", "tcp:[::1]:0"], ["--http", "[::1]:0"], ["--listen", "tcp:127.0.0.1:0"]):
+            self.assertEqual(run_tqkvd("--check-config", *args).returncode, 0)
+        for args in (["--listen", "tcp:0.0.0.0:0"], ["--http", "0.0.0.0:0"], ["--listen", "tcp:[::]:0"], ["--http", "[::]:0"],
+                     ["--listen", "tcp:10.0.0.1:0"], ["--listen", "tcp:[::ffff:127.0.0.1]:0"]):
             done = run_tqkvd("--check-config", *args)
             self.assertEqual(done.returncode, 2)
             self.assertIn("nothing authenticates those who connect", done.stderr)
