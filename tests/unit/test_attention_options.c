@@ -242,15 +242,13 @@ START_TEST(test_attention_options_dtypes)
 }
 END_TEST
 
-/* Every number of query heads for one KV head, odd ones too, and as many KV heads as query heads. */
+/* Every number of query heads for one KV head from 1 to 16, for one KV head and for two. */
 START_TEST(test_attention_options_head_ratios)
 {
 	if (!is_there(_i))
 		return;
-	static const uint32_t ratios[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16 };
-
-	for (size_t r = 0; r < KV_LENGTH(ratios); r++) {
-		const uint32_t kv_heads = r % 2 == 0 ? 2 : 1, q_heads = ratios[r] * kv_heads;
+	for (uint32_t r = 0; r < 2 * 16; r++) {
+		const uint32_t kv_heads = 1 + r / 16, q_heads = (1 + r % 16) * kv_heads;
 		char json[1024], numbers[256];
 		struct batch_rig rig;
 		struct batch_seq seq;
