@@ -48,11 +48,12 @@ INLINE struct asking begin_asking(
 	const struct kv_fast_ahead *ahead = &rows->ahead;
 	struct asking asking = { ahead->from, ahead->from, 0 };
 
-	if (ahead->n_bytes > 0) {
+	if (ahead->n_bytes == 0)
+		return asking;
+	asking.step = ahead->n_bytes * part->n_slots / (ahead->n_slots * (uint64_t)n_turns);
+	if (part->slot + slot > 0)
 		asking.at = asking.until =
 			ahead->from + ahead->n_bytes * (part->slot + slot) / ahead->n_slots;
-		asking.step = ahead->n_bytes * part->n_slots / ahead->n_slots / n_turns;
-	}
 	return asking;
 }
 

@@ -18,9 +18,9 @@ INLINE f32_lanes exp_lanes(f32_lanes x)
 	const f32_lanes shifted = (f32_lanes)fma_f32(
 		(f_vector)clipped, (f_vector)repeat_f32(LOG2_E), (f_vector)repeat_f32(ROUNDING));
 	const f32_lanes n = shifted - repeat_f32(ROUNDING);
-	f32_lanes r = clipped - n * repeat_f32(LN_2_HIGH);
+	f32_lanes r = (f32_lanes)fma_f32((f_vector)n, (f_vector)repeat_f32(-LN_2_HIGH), (f_vector)clipped);
 
-	r -= n * repeat_f32(LN_2_LOW);
+	r = (f32_lanes)fma_f32((f_vector)n, (f_vector)repeat_f32(-LN_2_LOW), (f_vector)r);
 
 	const f32_lanes coefficients[] = { repeat_f32(1.0f / 720), repeat_f32(1.0f / 120),
 		repeat_f32(1.0f / 24), repeat_f32(1.0f / 6), repeat_f32(0.5f), repeat_f32(1), repeat_f32(1) };

@@ -131,21 +131,42 @@ static void next_head(struct kv_fast_rows *rows, uint32_t row_bytes)
 		rows->rows[i] += row_bytes;
 }
 
-/* Part `part` of n_parts of the rows of all KV heads of the block at `first`, where there are any. */
-static struct kv_fast_ahead part_of_rows(const struct kv_row_view *view, uint32_t first, uint32_t lo,
-	uint32_t end, uint32_t part, uint32_t n_parts)
-{
-	const uint64_t run_bytes = RUN_TOKENS * view->token_bytes;
-	const uint64_t block_bytes = KV_FAST_BLOCK_TOKENS * view->token_bytes;
-	const uint64_t at = block_bytes * part / n_parts;
-	const uint32_t t = first + (uint32_t)(at / run_bytes) * RUN_TOKENS;
+#define N_RUNS (KV_FAST_BLOCK_TOKENS / RUN_TOKENS)
 
-	if (t + RUN_TOKENS <= lo || t >= end)
+/* A block of rows of all KV heads, to be asked for in equal parts; runs that are not there are NULL. */
+struct next_block {
+	const uint8_t *runs[N_RUNS];
+	uint64_t run_bytes, part_bytes;
+};
+
+static struct next_block next_block_at(
+	const struct kv_row_view *view, uint32_t first, uint32_t lo, uint32_t end, uint32_t n_parts)
+{
+	struct next_block block = { .run_bytes = RUN_TOKENS * view->token_bytes,
+		.part_bytes = KV_FAST_BLOCK_TOKENS * view->token_bytes / n_parts };
+
+	for (uint32_t run = 0; run < N_RUNS; run++) {
+		const uint32_t t = first + run * RUN_TOKENS;
+
+		if (t + RUN_TOKENS > lo && t < end)
+			block.runs[run] = kv_row_view_at(view, t);
+	}
+	return block;
+}
+
+/* Where a part has rows of two runs they mostly lie one after the other; else some are not asked for. */
+static struct kv_fast_ahead part_of_block(const struct next_block *block, uint32_t part, uint32_t n_slots)
+{
+	uint64_t at = part * block->part_bytes;
+	uint32_t run = 0;
+
+	for (; run + 1 < N_RUNS && at >= block->run_bytes; run++)
+		at -= block->run_bytes;
+	if (!block->runs[run])
 		return (struct kv_fast_ahead){ 0 };
-	/* Where a part has rows of two runs they mostly lie one after the other; else some are not asked for.
-	 */
-	return (struct kv_fast_ahead){ .from = kv_row_view_at(view, t) + at % run_bytes,
-		.n_bytes = block_bytes / n_parts };
+	return (struct kv_fast_ahead){
+		.from = block->runs[run] + at, .n_bytes = block->part_bytes, .n_slots = n_slots
+	};
 }
 
 /* Tokens of a step: [lo, hi) of a range of the same source that ends at `end`; begin is lo, down to a
@@ -161,27 +182,22 @@ static uint32_t n_of(const struct step *step)
 }
 
 /*
- * What a kernel asks for while it works on the block at `first` for queries from `n` on of the pass's head h:
- * a part of the block that comes next. Blocks of K are followed by those of V, and these by K of the next
- * step.
+ * What the kernels ask for while they work on the block at `first`: the block that comes next, every call its
+ * part. Blocks of K are followed by those of V, and these by K of the next step.
  */
-static struct kv_fast_ahead ahead_of(
-	const struct pass *pass, const struct step *step, uint32_t first, bool is_v, uint32_t h, uint32_t n)
+static struct next_block next_of(const struct pass *pass, const struct step *step, uint32_t first, bool is_v)
 {
 	const struct source *source = step->source;
 	const uint32_t n_calls = kv_div_up_u32(pass->n_filled, KV_FAST_QUERIES_MAX);
 	const uint32_t next = first + KV_FAST_BLOCK_TOKENS;
 	const bool is_last = next >= step->hi;
-	struct kv_fast_ahead ahead;
 
-	/* Another pass finds them where this one left them. */
+	/* Another pass finds the rows where this one left them. */
 	if (pass->query_first > 0)
-		return (struct kv_fast_ahead){ 0 };
-	ahead = part_of_rows(is_v == is_last ? source->k_view : source->v_view,
+		return (struct next_block){ 0 };
+	return next_block_at(is_v == is_last ? source->k_view : source->v_view,
 		is_last && !is_v ? step->begin : next, step->lo, is_last && is_v ? step->end : step->hi,
-		h * n_calls + n / KV_FAST_QUERIES_MAX, pass->n_heads * n_calls);
-	ahead.n_slots = is_v ? source->v->n_slots : source->k->n_slots;
-	return ahead;
+		pass->n_heads * n_calls);
 }
 
 static void score_step(const struct pass *pass, const struct step *step)
@@ -191,13 +207,16 @@ static void score_step(const struct pass *pass, const struct step *step)
 	struct kv_fast_rows rows;
 
 	for (uint32_t first = step->begin; first < step->hi; first += KV_FAST_BLOCK_TOKENS) {
+		const struct next_block next = next_of(pass, step, first, false);
+		uint32_t part = 0;
+
 		find_rows(source->k_view, pass->head_first, source->k_row_bytes, first, step->lo,
 			kv_fast_min(step->hi, first + KV_FAST_BLOCK_TOKENS), &rows);
 		for (uint32_t h = 0; h < pass->n_heads; h++) {
 			for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
 				const uint32_t seat = h * pass->n_filled + n;
 
-				rows.ahead = ahead_of(pass, step, first, false, h, n);
+				rows.ahead = part_of_block(&next, part++, source->k->n_slots);
 				task->pool->kernels->score(source->k, &rows, &source->seats->queries[seat],
 					kv_fast_min(pass->n_filled - n, KV_FAST_QUERIES_MAX),
 					pass->scratch->logits[seat] + (first - step->begin),
@@ -279,13 +298,16 @@ static void accumulate_step(const struct pass *pass, const struct step *step)
 	struct kv_fast_rows rows;
 
 	for (uint32_t first = step->begin; first < step->hi; first += KV_FAST_BLOCK_TOKENS) {
+		const struct next_block next = next_of(pass, step, first, true);
+		uint32_t part = 0;
+
 		find_rows(source->v_view, pass->head_first, source->v_row_bytes, first, step->lo,
 			kv_fast_min(step->hi, first + KV_FAST_BLOCK_TOKENS), &rows);
 		for (uint32_t h = 0; h < pass->n_heads; h++) {
 			for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
 				const uint32_t seat = h * pass->n_filled + n;
 
-				rows.ahead = ahead_of(pass, step, first, true, h, n);
+				rows.ahead = part_of_block(&next, part++, source->v->n_slots);
 				task->pool->kernels->accumulate(source->v, &rows,
 					pass->scratch->logits[seat] + (first - step->begin),
 					KV_FAST_STEP_TOKENS,
