@@ -215,6 +215,17 @@ static void draw_snapshots(struct sim_config *config)
 	files->flip_per_mille = sim_chance(&rng, 800) ? 0 : sim_below(&rng, 60);
 }
 
+/* The disk of tiers and snapshots, again with numbers of its own: a page of the probe, or some of a snapshot.
+ */
+static void draw_disk(struct sim_config *config)
+{
+	struct sim_rng rng;
+
+	sim_rng_init(&rng, config->seed, 12);
+	if ((config->snapshot_per_mille > 0 || config->file_tier_bytes > 0) && sim_chance(&rng, 300))
+		config->net.files.disk_bytes_max = 8192ull * sim_between(&rng, 1, 40);
+}
+
 struct sim_config sim_config_random(uint64_t seed)
 {
 	struct sim_config config = { .seed = seed, .audits_every_turn = true };
@@ -256,5 +267,6 @@ struct sim_config sim_config_random(uint64_t seed)
 	else if (sim_chance(&rng, 250))
 		draw_prefixes(&config, &rng);
 	draw_snapshots(&config);
+	draw_disk(&config);
 	return config;
 }

@@ -187,8 +187,10 @@ static int64_t do_bytes(struct sim_files *files, struct kv_io_file *op)
 		const uint64_t n_more = end > file->n_bytes ? end - file->n_bytes : 0;
 
 		if (files->options.disk_bytes_max > 0 &&
-			used_bytes(files) + n_more > files->options.disk_bytes_max)
+			used_bytes(files) + n_more > files->options.disk_bytes_max) {
+			files->n_full++;
 			return -ENOSPC;
+		}
 		grow(file, end);
 		memcpy(file->bytes + op->offset, op->bytes, n);
 		return (int64_t)n;

@@ -44,6 +44,7 @@ struct sim_files {
 				   never */
 	int fail_errno;
 	bool has_failed;
+	uint64_t n_full; /* writes that found the disk full */
 };
 
 void sim_files_init(struct sim_files *files, const struct sim_files_options *options, struct sim_clock *clock,

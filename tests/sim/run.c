@@ -203,6 +203,7 @@ static void look_back(const struct sim_world *world, struct sim_seen *seen)
 	seen->n_saved += world->n_saved;
 	seen->n_restored += world->n_restored;
 	seen->n_refused += world->n_refused;
+	seen->n_full += sim_net_files(world->net)->n_full;
 	seen->n_audits += counters->audits;
 	seen->n_open_waits += world->n_open_waits;
 	seen->n_expired += counters->sessions_expired;

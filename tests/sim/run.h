@@ -12,6 +12,7 @@ struct sim_seen {
 	struct sim_maxima maxima;
 	uint64_t n_published, n_hits, n_nodes_evicted, n_nodes_expired, n_evicted; /* prefixes; sequences */
 	uint64_t n_saved, n_restored, n_refused;                                   /* snapshots */
+	uint64_t n_full;                                                           /* writes to a full disk */
 	uint64_t n_audits, n_open_waits, n_lost, n_drained, n_expired, n_closed_slow, n_slot_waits;
 };
 

@@ -158,8 +158,9 @@ static void print_seen(const struct sim_seen *seen)
 	       " blocks evicted, %" PRIu64 " expired; %" PRIu64 " sequences evicted\n",
 		seen->n_published, seen->n_hits, seen->n_nodes_evicted, seen->n_nodes_expired,
 		seen->n_evicted);
-	printf("%" PRIu64 " snapshots written, %" PRIu64 " restored, %" PRIu64 " found damaged\n",
-		seen->n_saved, seen->n_restored, seen->n_refused);
+	printf("%" PRIu64 " snapshots written, %" PRIu64 " restored, %" PRIu64 " found damaged, %" PRIu64
+	       " writes to a full disk\n",
+		seen->n_saved, seen->n_restored, seen->n_refused, seen->n_full);
 	printf("in one turn at most: %u control requests, %u rows in one, %u blocks released, %u batches of "
 	       "a "
 	       "pool sealed, %u of a pool in flight\n",
