@@ -27,6 +27,7 @@ struct kept_nodes {
 struct path_node {
 	uint32_t number, parent;
 	uint64_t ttl_left_ns;
+	bool is_end;
 };
 
 struct kv_capture {
@@ -344,7 +345,8 @@ static void take_path(
 		kept->numbers[idx] = kept->n_numbers + i + 1;
 		capture->path[i] = (struct path_node){ .number = kept->n_numbers + i,
 			.parent = i > 0 ? kept->n_numbers + i - 1 : above,
-			.ttl_left_ns = expires_ns > 0 ? expires_ns - now_ns : 0 };
+			.ttl_left_ns = expires_ns > 0 ? expires_ns - now_ns : 0,
+			.is_end = index->nodes[idx].is_end };
 		memcpy(capture->tokens + 4 * (uint64_t)index->block_size * i, kv_prefix_tokens_of(index, idx),
 			4 * (size_t)index->block_size);
 		for (uint32_t g = 0; g < index->n_groups; g++)
@@ -401,6 +403,7 @@ void kv_capture_prefix(const struct kv_capture *capture, uint32_t idx, struct kv
 		.number = node->number,
 		.parent = node->parent,
 		.ttl_left_ns = node->ttl_left_ns,
+		.is_end = node->is_end,
 		.tokens = capture->tokens + 4 * (uint64_t)spec->block_size * idx,
 		.adapter = "",
 		.salt = "",

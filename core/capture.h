@@ -38,6 +38,7 @@ struct kv_captured_prefix {
 	uint32_t number;       /* of the pool */
 	uint32_t parent;       /* number, or KV_CAPTURE_NO_BLOCK: the first of its key */
 	uint64_t ttl_left_ns;  /* 0: until it is evicted */
+	bool is_end;           /* a PUBLISH ended here */
 	const uint8_t *tokens; /* [block_size] u32, little-endian */
 	/* Only where it is the first of its key. */
 	uint64_t tenant;

@@ -64,6 +64,7 @@ KV_MUST_CHECK enum kv_status kv_stage_table(struct kv_stage *stage, uint32_t gro
 struct kv_staged_prefix {
 	uint32_t number, parent;
 	uint64_t ttl_left_ns;  /* 0: until it is evicted */
+	bool is_end;           /* a PUBLISH ended here */
 	const uint8_t *tokens; /* [block_size] u32, little-endian */
 	uint64_t tenant;
 	const char *adapter, *salt;

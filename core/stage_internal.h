@@ -27,6 +27,7 @@ struct kv_staged_node {
 	uint32_t parent, root;
 	uint32_t blocks[KV_GROUPS_MAX]; /* block_idx */
 	uint64_t ttl_left_ns;
+	bool is_end;
 	/* where it is published: node of the index, and which one that was then */
 	uint32_t node_idx;
 	uint64_t serial;

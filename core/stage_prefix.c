@@ -127,7 +127,9 @@ enum kv_status kv_stage_prefix(struct kv_stage *stage, struct kv_pool *pool,
 		return status;
 	struct kv_staged_node *node = &nodes->nodes[nodes->n];
 
-	*node = (struct kv_staged_node){ .parent = staged->parent, .ttl_left_ns = staged->ttl_left_ns };
+	*node = (struct kv_staged_node){
+		.parent = staged->parent, .ttl_left_ns = staged->ttl_left_ns, .is_end = staged->is_end
+	};
 	if (staged->parent == KV_STAGE_NO_PREFIX) {
 		struct kv_staged_root *root = &nodes->roots[nodes->n_roots];
 
@@ -182,8 +184,12 @@ static void publish(struct kv_pool *pool, struct kv_staged_nodes *nodes, uint32_
 		return;
 	node->node_idx = kv_prefix_put(pool, root->tenant, &key, parent,
 		nodes->tokens + 4 * (uint64_t)pool->spec->block_size * n, node->blocks, expires_ns, now_ns);
-	if (node->node_idx != KV_PREFIX_NONE)
-		node->serial = pool->prefixes->nodes[node->node_idx].serial;
+	if (node->node_idx == KV_PREFIX_NONE)
+		return;
+	struct kv_prefix_node *published = &pool->prefixes->nodes[node->node_idx];
+
+	node->serial = published->serial;
+	published->is_end = published->is_end || node->is_end;
 }
 
 bool kv_stage_settle(struct kv_stage *stage, uint64_t now_ns, uint32_t n_max)

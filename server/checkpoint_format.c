@@ -164,6 +164,7 @@ void srv_record_prefix_encode(const struct srv_record_prefix *in, uint32_t n_tok
 	kvp_put_u32(out + 16, in->parent);
 	kvp_put_u16(out + 20, in->adapter_bytes);
 	kvp_put_u16(out + 22, in->salt_bytes);
+	kvp_put_u32(out + 24, in->flags);
 	for (uint32_t g = 0; g < KV_GROUPS_MAX; g++)
 		kvp_put_u32(out + 32 + 4 * g, in->blocks[g]);
 	memcpy(out + SRV_RECORD_PREFIX_BYTES, in->tokens, 4 * (size_t)n_tokens);
@@ -321,12 +322,15 @@ enum kv_status srv_record_prefix_decode(const struct srv_record *record, const u
 	if (record->count != block_size || kvp_get_u64(in + 8) > UINT32_MAX)
 		return kv_fail(err, KV_CORRUPT, "%u tokens that live for %llu ms", record->count,
 			(unsigned long long)kvp_get_u64(in + 8));
+	if (kvp_get_u32(in + 24) & ~SRV_RECORD_PREFIX_END)
+		return kv_fail(err, KV_CORRUPT, "flags 0x%x", kvp_get_u32(in + 24));
 	*out = (struct srv_record_prefix){
 		.tenant = kvp_get_u64(in),
 		.ttl_left_ms = kvp_get_u64(in + 8),
 		.parent = kvp_get_u32(in + 16),
 		.adapter_bytes = adapter_bytes,
 		.salt_bytes = salt_bytes,
+		.flags = kvp_get_u32(in + 24),
 		.tokens = in + SRV_RECORD_PREFIX_BYTES,
 		.adapter = (const char *)in + SRV_RECORD_PREFIX_BYTES + 4 * (size_t)block_size,
 	};

@@ -86,10 +86,12 @@ struct srv_record_exact {
 	uint32_t n_tokens;
 };
 /* The record has its number and its tokens. Only one without a parent says whose it is. */
+#define SRV_RECORD_PREFIX_END 1u /* flag: a PUBLISH ended here */
 struct srv_record_prefix {
 	uint64_t tenant, ttl_left_ms; /* 0: until it is evicted */
 	uint32_t parent;              /* number, or UINT32_MAX */
 	uint16_t adapter_bytes, salt_bytes;
+	uint32_t flags;
 	uint32_t blocks[KV_GROUPS_MAX];
 	const uint8_t *tokens; /* u32 each */
 	const char *adapter, *salt;

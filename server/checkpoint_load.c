@@ -180,6 +180,7 @@ static enum kv_status take_prefix(struct srv_checkpoint *checkpoint, const struc
 		.number = record->number,
 		.parent = told.parent,
 		.ttl_left_ns = told.ttl_left_ms * KV_NS_PER_MS,
+		.is_end = (told.flags & SRV_RECORD_PREFIX_END) != 0,
 		.tokens = told.tokens,
 		.tenant = told.tenant,
 		.adapter = told.adapter,

@@ -445,6 +445,7 @@ static bool put_prefix(struct srv_checkpoint *checkpoint)
 		.tenant = prefix.tenant,
 		.ttl_left_ms = (prefix.ttl_left_ns + KV_NS_PER_MS - 1) / KV_NS_PER_MS,
 		.parent = prefix.parent,
+		.flags = prefix.is_end ? SRV_RECORD_PREFIX_END : 0,
 		.adapter_bytes = (uint16_t)prefix.adapter_bytes,
 		.salt_bytes = (uint16_t)prefix.salt_bytes,
 		.tokens = prefix.tokens,

@@ -45,7 +45,8 @@ WRAPPED(bool, kv_capture_take_prefix, struct kv_capture *capture, struct kv_pool
 }
 
 WRAPPED(uint32_t, kv_prefix_put, struct kv_pool *pool, uint64_t tenant, const struct kv_prefix_key *key,
-	uint32_t parent, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t expires_ns)
+	uint32_t parent, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t expires_ns,
+	uint64_t now_ns)
 {
 	struct sim_published told = { .pool = pool,
 		.tenant = tenant,
@@ -55,14 +56,15 @@ WRAPPED(uint32_t, kv_prefix_put, struct kv_pool *pool, uint64_t tenant, const st
 	struct srv_checkpoint_view view;
 
 	if (!sim_is_watched(pool->domain))
-		return __real_kv_prefix_put(pool, tenant, key, parent, tokens, blocks, expires_ns);
+		return __real_kv_prefix_put(pool, tenant, key, parent, tokens, blocks, expires_ns, now_ns);
 	memcpy(told.tokens, tokens, 4 * (size_t)pool->spec->block_size);
 	memcpy(told.texts, key->adapter, key->adapter_bytes);
 	memcpy(told.texts + 4, key->salt, key->salt_bytes);
 	srv_checkpoint_status(sim_world_now->server->checkpoint, &view);
 	const uint32_t block = sim_model_put_prefix(
 		&sim_world_now->model, view.name, pool, &told, sim_world_now->server->now_ns);
-	const uint32_t node = __real_kv_prefix_put(pool, tenant, key, parent, tokens, blocks, expires_ns);
+	const uint32_t node =
+		__real_kv_prefix_put(pool, tenant, key, parent, tokens, blocks, expires_ns, now_ns);
 
 	SIM_CHECK(node != KV_PREFIX_NONE && kv_prefix_blocks_of(pool, node)[0] == block,
 		"a restored prefix is another block");

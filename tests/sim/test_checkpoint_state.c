@@ -45,6 +45,61 @@ START_TEST(test_windows_come_back)
 }
 END_TEST
 
+/* What an operator sees of the pool's prefixes, in an order of its own; returns how many. */
+static uint32_t list_prefixes(uint32_t pool_idx, uint32_t n_tokens[8])
+{
+	const struct kv_pool *pool = kv_domain_pool_at(world.server->domain, pool_idx);
+	struct kv_prefix_row row;
+	uint32_t n = 0, node_idx = 0, n_looks = 1000;
+
+	while (kv_prefix_next(pool, &node_idx, &n_looks, &row)) {
+		uint32_t at = n++;
+
+		ck_assert_uint_le(n, 8);
+		for (; at > 0 && n_tokens[at - 1] > row.n_tokens; at--)
+			n_tokens[at] = n_tokens[at - 1];
+		n_tokens[at] = row.n_tokens;
+	}
+	return n;
+}
+
+/* The same prefixes are listed after a restore, those that others go on behind included. */
+START_TEST(test_the_list_of_prefixes_comes_back)
+{
+	struct srv_checkpoint_view view;
+	uint32_t before[8], after[8];
+	uint64_t handles[2];
+
+	start(17);
+	struct sim_peer *peer = sim_script_connect(&world, 0);
+
+	fill_published(peer, handles);
+	ck_assert_uint_eq(list_prefixes(0, before), 3);
+	ck_assert_uint_eq(before[1], 64); /* 80 goes on behind it */
+	ck_assert_int_eq(save("s", &view), KV_OK);
+	close_all(peer, handles);
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct kv_pool *pool = kv_domain_pool_at(world.server->domain, i);
+		struct kv_prefix_row row;
+
+		for (;;) {
+			uint32_t node_idx = 0, n_looks = 1000;
+
+			if (!kv_prefix_next(pool, &node_idx, &n_looks, &row))
+				break;
+			ck_assert_int_eq(kv_prefix_remove(world.server->domain, &row.id, 1000), KV_OK);
+		}
+	}
+	ck_assert_uint_eq(list_prefixes(0, after), 0);
+	ck_assert_int_eq(load("s", &view), KV_OK);
+	ck_assert_uint_eq(list_prefixes(0, after), 3);
+	ck_assert_int_eq(memcmp(before, after, 3 * sizeof(before[0])), 0);
+	ck_assert_uint_eq(list_prefixes(1, after), 1);
+	ck_assert_uint_eq(after[0], 32);
+	sim_script_end(&world);
+}
+END_TEST
+
 /* S5: what was published is found again, by its own key only, shares its blocks with the sequences that have
  * them, and expires when it would have; pins hold. */
 START_TEST(test_published_prefixes_come_back)
@@ -210,6 +265,7 @@ int main(void)
 
 	tcase_set_timeout(tcase, 120);
 	tcase_add_test(tcase, test_windows_come_back);
+	tcase_add_test(tcase, test_the_list_of_prefixes_comes_back);
 	tcase_add_test(tcase, test_published_prefixes_come_back);
 	tcase_add_test(tcase, test_published_prefixes_meet_their_like);
 	tcase_add_test(tcase, test_exact_windows_come_back);
