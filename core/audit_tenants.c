@@ -1,5 +1,6 @@
 /*
- * Audit of quotas: what tenants are charged with, counted again from blocks, reservations and sequences.
+ * Audit of quotas: what tenants are charged with, counted again from blocks, reservations, sequences and
+ * images.
  */
 #include <stdio.h>
 
@@ -20,6 +21,17 @@ static void count_blocks(const struct kv_pool *pool, struct sums sums[])
 			if (blocks->owners[i] > 0)
 				sums[blocks->payers[i]].used[KV_QUOTA_BYTES] += blocks->block_bytes;
 		}
+	}
+}
+
+static void count_images(const struct kv_pool *pool, struct sums sums[])
+{
+	for (uint32_t i = 0; i < pool->slab->n_touched; i++) {
+		const struct kv_sequence *sequence = &pool->slab->sequences[i];
+
+		if (sequence->pool && sequence->image.tier)
+			sums[sequence->image.payer].used[KV_QUOTA_TIER_BYTES] +=
+				(uint64_t)sequence->image.n_pages * KV_TIER_PAGE_BYTES;
 	}
 }
 
@@ -56,10 +68,11 @@ static enum kv_status compare(
 	for (uint32_t i = 1; i < tenants->n_touched && status == KV_OK; i++) {
 		const struct kv_tenant *tenant = &tenants->entries[i];
 
-		/* Requests are the server's count. */
-		for (uint32_t q = 0; q < KV_QUOTA_REQUESTS && status == KV_OK; q++) {
+		for (uint32_t q = 0; q < KV_QUOTAS && status == KV_OK; q++) {
 			char what[64];
 
+			if (q == KV_QUOTA_REQUESTS)
+				continue; /* the server's count */
 			(void)snprintf(what, sizeof(what), "%s charged to tenant %llu",
 				kv_quota_name((enum kv_quota)q), (unsigned long long)tenant->id);
 			status = kv_audit_equal(err, what, tenant->used[q], sums[i].used[q]);
@@ -75,8 +88,10 @@ enum kv_status kv_audit_tenants(const struct kv_domain *domain, struct kv_error 
 
 	if (!sums)
 		return kv_fail(err, KV_NO_MEMORY, "audit: sums of tenants");
-	for (uint32_t i = 0; i < domain->n_pools; i++)
+	for (uint32_t i = 0; i < domain->n_pools; i++) {
 		count_blocks(domain->pools[i], sums);
+		count_images(domain->pools[i], sums);
+	}
 	for (uint32_t i = 0; i < domain->n_slots_touched && status == KV_OK; i++) {
 		const struct kv_session_slot *slot = &domain->slots[i];
 

@@ -4,7 +4,8 @@
 
 const char *kv_quota_name(enum kv_quota quota)
 {
-	static const char *const names[KV_QUOTAS] = { "bytes", "tokens", "sessions", "requests" };
+	static const char *const names[KV_QUOTAS] = { "bytes", "tokens", "sessions", "requests",
+		"tier_bytes" };
 
 	return names[quota];
 }

@@ -3,14 +3,19 @@
  * what its token says, or UINT64_MAX for TCP peers without such a token.
  *
  * Charged at admission, before anything is taken, and given back with it:
- *   bytes     memory of the pools: every block in use, once, to the tenant whose session took it, however
- * many sequences and published prefixes of the tenant share it; blocks of the exact window; what a session
- * has reserved. What is spilled is not charged until it comes back. tokens    the longest planned length of
- * every sequence, resident or spilled; a fork counts in full. Sessions with client tables have no lengths:
- * their blocks are charged when they open. sessions  open or being restored. requests  accepted and not
- * answered. The server charges them. Shared blocks never cross tenants, so a block has one payer. A quota
- * that is lowered below what is used takes nothing away: nothing more is admitted until it is enough. Blocks
- * that nobody owns any more, but a submitted batch still names, are charged to nobody.
+ * bytes: memory of the pools: every block in use, once, to the tenant whose session took it, however many
+ * sequences and published prefixes of the tenant share it; blocks of the exact window; what a session has
+ * reserved. What is spilled is not charged here until it comes back.
+ * tokens: the longest planned length of every sequence, resident or spilled; a fork counts in full. Sessions
+ * with client tables have no lengths: their blocks are charged when they open.
+ * sessions: open or being restored.
+ * requests: accepted and not answered. The server charges them.
+ * tier_bytes: pages of the tiers that images of its sequences have, from the beginning of the way out to the
+ * end of the way back.
+ *
+ * Shared blocks never cross tenants, so a block has one payer. A quota that is lowered below what is used
+ * takes nothing away: nothing more is admitted until it is enough. Blocks that nobody owns any more, but a
+ * submitted batch still names, are charged to nobody.
  *
  * The table is bounded; an entry lives while the tenant has a policy of its own or anything is charged to it.
  * Loop thread only.
@@ -28,7 +33,19 @@
 #define KV_QUOTA_NONE        UINT64_MAX
 #define KV_TENANT_WEIGHT_MAX 1000u
 
-enum kv_quota { KV_QUOTA_BYTES, KV_QUOTA_TOKENS, KV_QUOTA_SESSIONS, KV_QUOTA_REQUESTS, KV_QUOTAS };
+enum kv_quota {
+	KV_QUOTA_BYTES,
+	KV_QUOTA_TOKENS,
+	KV_QUOTA_SESSIONS,
+	KV_QUOTA_REQUESTS,
+	KV_QUOTA_TIER_BYTES,
+	KV_QUOTAS
+};
+/* Is it a number of bytes? Those are read and shown as such. */
+static inline bool kv_quota_is_bytes(enum kv_quota quota)
+{
+	return quota == KV_QUOTA_BYTES || quota == KV_QUOTA_TIER_BYTES;
+}
 
 struct kv_tenant_policy {
 	uint64_t most[KV_QUOTAS]; /* by enum kv_quota; KV_QUOTA_NONE: as much as there is */

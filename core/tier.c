@@ -2,11 +2,12 @@
 
 #include "core/memory.h"
 
-enum kv_status kv_tier_init(struct kv_tier *tier, uint64_t n_bytes, struct kv_error *err)
+enum kv_status kv_tier_init(
+	struct kv_tier *tier, uint64_t n_bytes, struct kv_tenants *tenants, struct kv_error *err)
 {
 	const uint64_t n_pages = n_bytes / KV_TIER_PAGE_BYTES;
 
-	*tier = (struct kv_tier){ .free_first = KV_PAGE_NONE };
+	*tier = (struct kv_tier){ .free_first = KV_PAGE_NONE, .tenants = tenants };
 	if (n_pages >= KV_PAGE_NONE)
 		return kv_fail(
 			err, KV_BAD_CONFIG, "a tier of %llu bytes is too large", (unsigned long long)n_bytes);
@@ -38,13 +39,18 @@ static uint32_t take_page(struct kv_tier *tier)
 	return idx;
 }
 
-bool kv_tier_take(struct kv_tier *tier, uint32_t n_pages, struct kv_tier_image *image)
+static uint64_t image_bytes(const struct kv_tier_image *image)
+{
+	return (uint64_t)image->n_pages * KV_TIER_PAGE_BYTES;
+}
+
+bool kv_tier_take(struct kv_tier *tier, uint32_t n_pages, uint32_t payer, struct kv_tier_image *image)
 {
 	KV_ASSERT(n_pages > 0);
 	if (n_pages > tier->n_pages - tier->n_used)
 		return false;
 	tier->n_used += n_pages;
-	*image = (struct kv_tier_image){ .tier = tier, .n_pages = n_pages };
+	*image = (struct kv_tier_image){ .tier = tier, .n_pages = n_pages, .payer = payer };
 	image->first = image->last = take_page(tier);
 	for (uint32_t i = 1; i < n_pages; i++) {
 		const uint32_t idx = take_page(tier);
@@ -53,6 +59,8 @@ bool kv_tier_take(struct kv_tier *tier, uint32_t n_pages, struct kv_tier_image *
 		image->last = idx;
 	}
 	tier->next[image->last] = KV_PAGE_NONE;
+	if (tier->tenants)
+		kv_tenant_charge(tier->tenants, payer, KV_QUOTA_TIER_BYTES, image_bytes(image));
 	return true;
 }
 
@@ -65,5 +73,7 @@ void kv_tier_give(struct kv_tier_image *image)
 	tier->next[image->last] = tier->free_first;
 	tier->free_first = image->first;
 	tier->n_used -= image->n_pages;
+	if (tier->tenants)
+		kv_tenant_refund(tier->tenants, image->payer, KV_QUOTA_TIER_BYTES, image_bytes(image));
 	*image = (struct kv_tier_image){ 0 };
 }

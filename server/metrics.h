@@ -44,6 +44,7 @@ void srv_histogram_add(struct srv_histogram *histogram, uint64_t value_us);
 	X(logins_limited, "HELLOs refused after too many failed logins of their peer")   \
 	X(spills, "sequences that went to a tier")                                       \
 	X(spills_rejected_full, "spills refused because no tier had room")               \
+	X(spills_rejected_quota, "spills refused for a tenant's quota of tier bytes")    \
 	X(spills_rejected_used, "spills given up because the sequence was used or went") \
 	X(spills_rejected_io, "spills given up because a tier or the backend failed")    \
 	X(fetches, "sequences that came back from a tier")                               \

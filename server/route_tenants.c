@@ -83,7 +83,7 @@ enum kv_status srv_route_tenant_set(
 	/* An empty policy is more likely a slip than meant: DELETE is there for that. */
 	if (json_object_size(json) == 0)
 		status = kv_fail(err, KV_BAD_CONFIG,
-			"expected at least one of bytes, tokens, sessions, requests and weight");
+			"expected at least one of bytes, tokens, sessions, requests, tier_bytes and weight");
 	else if (json_object_get(json, "tenant"))
 		status = kv_fail(err, KV_BAD_CONFIG, "tenant: the path names the tenant");
 	else

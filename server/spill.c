@@ -134,11 +134,30 @@ static void on_file(struct srv_file *file)
 
 /* ---- out and in ---- */
 
-static bool take_image(struct srv_spill *spill, uint32_t n_pages, struct kv_tier_image *image)
+static uint64_t image_bytes(const struct srv_spill *spill, const struct kv_sequence *sequence)
 {
-	return kv_tier_take(&spill->tiers[0], n_pages, image) ||
+	return (uint64_t)srv_spill_n_pages(spill, sequence) * KV_TIER_PAGE_BYTES;
+}
+
+/* QUOTA, POOL_FULL. */
+static enum kv_status take_image(
+	struct srv_spill *spill, const struct kv_sequence *sequence, struct kv_tier_image *image)
+{
+	struct srv_counters *counters = &spill->server->counters;
+	const uint64_t n_bytes = image_bytes(spill, sequence);
+	const uint32_t n_pages = (uint32_t)(n_bytes / KV_TIER_PAGE_BYTES), payer = sequence->session->payer;
+
+	if (kv_tenant_check(kv_domain_tenants(spill->server->domain), payer, KV_QUOTA_TIER_BYTES, n_bytes,
+		    NULL) != KV_OK) {
+		counters->spills_rejected_quota++;
+		return KV_QUOTA;
+	}
+	if (kv_tier_take(&spill->tiers[0], n_pages, payer, image) ||
 		(spill->fd >= 0 && spill->state != SPILL_PROBE &&
-			kv_tier_take(&spill->tiers[1], n_pages, image));
+			kv_tier_take(&spill->tiers[1], n_pages, payer, image)))
+		return KV_OK;
+	counters->spills_rejected_full++;
+	return KV_POOL_FULL;
 }
 
 static bool has_tier(const struct srv_spill *spill)
@@ -169,10 +188,11 @@ enum kv_status srv_spill_out(struct srv_spill *spill, struct kv_sequence *sequen
 		return KV_OK; /* it has nothing to give */
 	if (!kv_sequence_may_spill(sequence))
 		return KV_BUSY_RETRY;
-	if (!take_image(spill, srv_spill_n_pages(spill, sequence), &image)) {
-		spill->server->counters.spills_rejected_full++;
-		return KV_POOL_FULL;
-	}
+
+	const enum kv_status status = take_image(spill, sequence, &image);
+
+	if (status != KV_OK)
+		return status;
 	kv_sequence_spill_begin(sequence, &image);
 	kv_list_push_back(&spill->jobs, &sequence->in_moves);
 	return KV_OK;
@@ -257,6 +277,10 @@ static void look_at(struct srv_spill *spill, struct kv_sequence *sequence)
 
 	if (sequence->residence != KV_RESIDENT || server->now_ns - sequence->used_ns < idle_ns ||
 		sequence->session->n_outstanding > 0 || !is_tight(spill, sequence->pool))
+		return;
+	/* A tenant whose quota is used up has been told nothing, so nothing is counted as refused. */
+	if (!kv_tenant_has_room(kv_domain_tenants(server->domain), sequence->session->payer,
+		    KV_QUOTA_TIER_BYTES, image_bytes(spill, sequence)))
 		return;
 	(void)!srv_spill_out(spill, sequence);
 }
@@ -361,10 +385,11 @@ static enum kv_status make_tiers(struct srv_spill *spill, struct kv_error *err)
 	struct srv_server *server = spill->server;
 	const struct srv_options *options = server->options;
 	const bool has_file = strcmp(options->file_tier_dir, "off") != 0;
-	enum kv_status status = kv_tier_init(&spill->tiers[0], options->host_tier_bytes, err);
+	struct kv_tenants *tenants = kv_domain_tenants(server->domain);
+	enum kv_status status = kv_tier_init(&spill->tiers[0], options->host_tier_bytes, tenants, err);
 
 	if (status == KV_OK && has_file)
-		status = kv_tier_init(&spill->tiers[1], options->file_tier_bytes, err);
+		status = kv_tier_init(&spill->tiers[1], options->file_tier_bytes, tenants, err);
 	if (status != KV_OK)
 		return status;
 	spill->host_bytes = (uint64_t)spill->tiers[0].n_pages * KV_TIER_PAGE_BYTES;

@@ -45,10 +45,11 @@ enum kv_status srv_tenant_read_policy(
 		while (q < KV_QUOTAS && strcmp(name, kv_quota_name((enum kv_quota)q)) != 0)
 			q++;
 		if (q < KV_QUOTAS) {
-			if (!read_quota(value, q == KV_QUOTA_BYTES, &policy->most[q]))
+			if (!read_quota(value, kv_quota_is_bytes((enum kv_quota)q), &policy->most[q]))
 				return kv_fail(err, KV_BAD_CONFIG,
 					"%s: expected a number%s, or null for no limit", name,
-					q == KV_QUOTA_BYTES ? " or a text like \"1GiB\"" : "");
+					kv_quota_is_bytes((enum kv_quota)q) ? " or a text like \"1GiB\""
+									    : "");
 		} else if (strcmp(name, "weight") == 0) {
 			if (!json_is_integer(value) || json_integer_value(value) < 1 ||
 				json_integer_value(value) > KV_TENANT_WEIGHT_MAX)
@@ -57,7 +58,9 @@ enum kv_status srv_tenant_read_policy(
 			policy->weight = (uint32_t)json_integer_value(value);
 		} else if (strcmp(name, "tenant") != 0) {
 			return kv_fail(err, KV_BAD_CONFIG,
-				"%.40s: a tenant has bytes, tokens, sessions, requests and weight", name);
+				"%.40s: a tenant has bytes, tokens, sessions, requests, tier_bytes and "
+				"weight",
+				name);
 		}
 	}
 	return KV_OK;

@@ -1,9 +1,9 @@
 /*
  * What tenants may have, as operators write it: in the configuration file ("tenants", an array of objects
- * with the member "tenant") and as bodies of PUT /v1/tenants/{tenant}. Members, none of them needed: bytes (a
- * number or a text like "1GiB"), tokens, sessions, requests (numbers; null or missing: no limit), weight (1
- * to KV_TENANT_WEIGHT_MAX, missing: 1). A tenant is called by its number, "tcp" for TCP peers whose token
- * names none, and "_default" for all that have no policy of their own.
+ * with the member "tenant") and as bodies of PUT /v1/tenants/{tenant}. Members, none of them needed: bytes
+ * and tier_bytes (a number or a text like "1GiB"), tokens, sessions, requests (numbers; null or missing: no
+ * limit), weight (1 to KV_TENANT_WEIGHT_MAX, missing: 1). A tenant is called by its number, "tcp" for TCP
+ * peers whose token names none, and "_default" for all that have no policy of their own.
  */
 #ifndef SERVER_TENANTS_H
 #define SERVER_TENANTS_H

@@ -9,7 +9,8 @@
 
 #define PATH_BYTES 64u
 
-enum { ARG_BYTES, ARG_TOKENS, ARG_SESSIONS, ARG_REQUESTS, ARG_WEIGHT };
+/* In the order of enum kv_quota. */
+enum { ARG_BYTES, ARG_TOKENS, ARG_SESSIONS, ARG_REQUESTS, ARG_TIER_BYTES, ARG_WEIGHT };
 
 static const struct srv_arg set_args[] = {
 	[ARG_BYTES] = { .name = "bytes",
@@ -32,6 +33,11 @@ static const struct srv_arg set_args[] = {
 		.placeholder = "N",
 		.help = "requests in flight; not given: no limit",
 		.max = INT64_MAX },
+	[ARG_TIER_BYTES] = { .name = "tier-bytes",
+		.kind = SRV_ARG_BYTES,
+		.placeholder = "BYTES",
+		.help = "memory and file of the tiers for its spilled sequences; not given: no limit",
+		.max = INT64_MAX },
 	[ARG_WEIGHT] = { .name = "weight",
 		.kind = SRV_ARG_NUMBER,
 		.placeholder = "N",
@@ -42,14 +48,14 @@ static const struct srv_arg set_args[] = {
 };
 
 /* "3.0 KiB of 1.0 MiB", "7". */
-static void used_cell(struct srv_table *table, const json_t *tenant, const char *name)
+static void used_cell(struct srv_table *table, const json_t *tenant, enum kv_quota quota)
 {
+	const char *name = kv_quota_name(quota);
 	const json_t *most = json_object_get(json_object_get(tenant, "quotas"), name);
 	const json_t *used = json_object_get(json_object_get(tenant, "used"), name);
-	const bool is_bytes = strcmp(name, "bytes") == 0;
 	char a[SRV_HUMAN_BYTES], b[SRV_HUMAN_BYTES];
 
-	if (is_bytes) {
+	if (kv_quota_is_bytes(quota)) {
 		srv_human_bytes((uint64_t)json_integer_value(used), a);
 		srv_human_bytes((uint64_t)json_integer_value(most), b);
 	} else {
@@ -65,7 +71,7 @@ static void used_cell(struct srv_table *table, const json_t *tenant, const char 
 static void print_tenants(const json_t *tenants)
 {
 	static const char *const titles[] = { "<tenant", "<policy", "weight", "bytes", "tokens", "sessions",
-		"requests", "refused" };
+		"requests", "tier bytes", "refused" };
 	struct srv_table table;
 	const json_t *tenant;
 	size_t i;
@@ -83,7 +89,7 @@ static void print_tenants(const json_t *tenants)
 		srv_table_cell(&table, "%s", srv_json_text(tenant, "policy"));
 		srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(tenant, "weight"));
 		for (uint32_t q = 0; q < KV_QUOTAS; q++) {
-			used_cell(&table, tenant, kv_quota_name((enum kv_quota)q));
+			used_cell(&table, tenant, (enum kv_quota)q);
 			snprintf(path, sizeof(path), "n_refused.%s", kv_quota_name((enum kv_quota)q));
 			n_refused += srv_json_u64(tenant, path);
 		}
@@ -144,8 +150,8 @@ static enum kv_status run_set(struct srv_ctl *ctl, struct kv_error *err)
 
 	for (uint32_t i = 0; body && i < KV_LENGTH(set_args); i++) {
 		if (ctl->values[i].is_given || i == ARG_WEIGHT)
-			json_object_set_new(
-				body, set_args[i].name, json_integer((json_int_t)ctl->values[i].number));
+			json_object_set_new(body, i < KV_QUOTAS ? kv_quota_name((enum kv_quota)i) : "weight",
+				json_integer((json_int_t)ctl->values[i].number));
 	}
 	status = srv_ctl_api(ctl, "PUT", path, body, &tenant, err);
 	json_decref(body);

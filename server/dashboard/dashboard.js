@@ -243,7 +243,8 @@ function drawSessions() {
 
 // What each has, and behind it what it may have where that has a limit.
 function drawTenants(answer) {
-  const QUOTAS = [["bytes", bytes], ["tokens", count], ["sessions", count], ["requests", count]];
+  const QUOTAS = [["bytes", bytes], ["tokens", count], ["sessions", count], ["requests", count],
+    ["tier_bytes", bytes]];
   $("tenants").tBodies[0].replaceChildren(...answer.tenants.map((tenant) => el("tr", {}, el("td", {}, tenant.tenant),
     el("td", { class: "number" }, count(tenant.weight)),
     ...QUOTAS.map(([key, show]) => el("td", { class: "number" }, show(tenant.used[key]) +

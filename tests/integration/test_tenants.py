@@ -30,7 +30,7 @@ class Tenants(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory()
         self.config = os.path.join(self.folder.name, "tqkvd.json")
         self.write([{"tenant": "_default", "sessions": 3}])
-        self.daemon = Daemon("--config", self.config, "--pool", POOL)
+        self.daemon = Daemon("--config", self.config, "--pool", POOL, "--host-tier-bytes", "4MiB")
         self.control = tqkv.http.Control(self.daemon.http)
 
     def tearDown(self):
@@ -93,7 +93,7 @@ class Tenants(unittest.TestCase):
         end = time.monotonic() + PATIENCE_S
         while self.mine()["used"]["bytes"] > 0 and time.monotonic() < end:
             time.sleep(0.01)
-        self.assertEqual(self.mine()["used"], {"bytes": 0, "tokens": 0, "sessions": 0, "requests": 0})
+        self.assertEqual(self.mine()["used"], {"bytes": 0, "tokens": 0, "sessions": 0, "requests": 0, "tier_bytes": 0})
 
     def test_metrics(self):
         """A tenant's quotas, use and refusals are in /metrics, with the sum of those that have no series of their own."""
@@ -103,7 +103,7 @@ class Tenants(unittest.TestCase):
             with self.assertRaises(tqkv.TqkvError):
                 client.open("p", timeout=WAIT_S)
             now, mine = self.daemon.metrics(), self.mine()
-        for quota in ("bytes", "tokens", "sessions", "requests"):
+        for quota in ("bytes", "tokens", "sessions", "requests", "tier_bytes"):
             self.assertEqual(now[f'tqkv_tenant_used{{tenant="{UID}",quota="{quota}"}}'], mine["used"][quota])
             self.assertEqual(now[f'tqkv_tenant_used{{tenant="other",quota="{quota}"}}'], 0)
         self.assertEqual(now[f'tqkv_tenant_used{{tenant="{UID}",quota="tokens"}}'], 20)
@@ -126,9 +126,28 @@ class Tenants(unittest.TestCase):
             with self.assertRaises(tqkv.TqkvError) as caught:
                 session.append_layers(3, rows(1), rows(1), timeout=WAIT_S)
             self.assertEqual(caught.exception.status, Status.QUOTA)
-            self.assertEqual(self.mine()["used"], {"bytes": 2 * BLOCK_BYTES, "tokens": 32, "sessions": 1, "requests": 0})
+            self.assertEqual(self.mine()["used"], {"bytes": 2 * BLOCK_BYTES, "tokens": 32, "sessions": 1, "requests": 0, "tier_bytes": 0})
             session.truncate(2, 16)
             session.append_layers(3, rows(16), rows(16))
+
+    def test_spilled_rows_are_charged(self):
+        """A tenant may fill so much of the tiers and no more; it is told QUOTA, and what comes back is refunded."""
+        self.control.set_tenant(UID, tier_bytes="128KiB")
+        with tqkv.Client(self.daemon.addr, timeout=PATIENCE_S) as client, client.open("p") as session:
+            for sequence in range(1, 4):
+                session.append_layers(sequence, rows(32), rows(32))
+            session.spill([1, 2])
+            with self.assertRaises(tqkv.TqkvError) as caught:
+                session.spill(3, timeout=WAIT_S)
+            self.assertEqual(caught.exception.status, Status.QUOTA)
+            self.assertEqual(self.mine()["used"]["tier_bytes"], 131072)
+            self.assertGreaterEqual(self.mine()["n_refused"]["tier_bytes"], 1)
+            now = self.daemon.metrics()
+            self.assertEqual(now[f'tqkv_tenant_quota{{tenant="{UID}",quota="tier_bytes"}}'], 131072)
+            self.assertGreaterEqual(now["tqkv_spills_rejected_quota_total"], 1)
+            session.truncate(1, 0)
+            session.spill(3)
+            self.assertEqual(self.mine()["used_max"]["tier_bytes"], 131072)
 
     def test_own_prefixes_make_room_for_the_tenant(self):
         """What a tenant has published and nobody uses goes before the tenant is refused; a pool with room keeps it."""
@@ -165,7 +184,8 @@ class Tenants(unittest.TestCase):
             self.write([{"tenant": UID, "sessions": 5, "weight": 2}, {"tenant": "8", "bytes": "1GiB"}])
             status, reload = self.daemon.request("POST", "/v1/reload", {})
             self.assertEqual((status, "tenants" in reload["changed"]), (200, True))
-            self.assertEqual(self.mine()["quotas"], {"bytes": None, "tokens": None, "sessions": 5, "requests": None})
+            self.assertEqual(self.mine()["quotas"], {"bytes": None, "tokens": None, "sessions": 5, "requests": None,
+                                                     "tier_bytes": None})
             self.assertEqual(self.daemon.get("/v1/tenants/8")["quotas"]["bytes"], 1 << 30)
             with self.assertRaises(tqkv.TqkvError):
                 hasty.open("p")

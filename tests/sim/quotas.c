@@ -30,8 +30,9 @@ void sim_check_quotas(const struct kv_session *session, const struct kv_tenant *
 {
 	const struct kv_tenant now = sim_tenant_of(session);
 
-	for (uint32_t q = 0; q < KV_QUOTA_REQUESTS; q++)
-		SIM_CHECK(now.used[q] <= policy_of(session)->most[q] || now.used[q] <= before->used[q],
+	for (uint32_t q = 0; q < KV_QUOTAS; q++)
+		SIM_CHECK(q == KV_QUOTA_REQUESTS || now.used[q] <= policy_of(session)->most[q] ||
+				now.used[q] <= before->used[q],
 			"tenant %llu: %llu %s, it may have %llu", (unsigned long long)now.id,
 			(unsigned long long)now.used[q], kv_quota_name((enum kv_quota)q),
 			(unsigned long long)policy_of(session)->most[q]);
@@ -75,7 +76,7 @@ void sim_check_refused(const struct kv_session *session, const struct kv_tenant 
 /* Of a tenant that is there, or of all others. */
 void sim_quotas_ask(struct sim_world *world, struct srv_control *control)
 {
-	static const uint64_t mosts[KV_QUOTAS] = { 1 << 20, 300, 6, 40 };
+	static const uint64_t mosts[KV_QUOTAS] = { 1 << 20, 300, 6, 40, 8 * KV_TIER_PAGE_BYTES };
 	struct kv_tenant_policy policy = kv_tenant_policy_open();
 
 	control->tenant = world->model.sessions ? world->model.sessions->tenant : 0;

@@ -342,6 +342,59 @@ START_TEST(test_a_small_tier_makes_progress)
 }
 END_TEST
 
+/* A tenant takes of a tier what it may have, whatever it spills, and leaves the rest to others; what it is
+ * charged with goes with the images. By policy nothing more goes out, and nobody is told that it was refused.
+ * Loop: host tier, file tier. */
+START_TEST(test_a_tenant_has_a_share_of_a_tier)
+{
+	struct sim_config config = sim_config_plain(12);
+	struct kv_tenant_policy policy = kv_tenant_policy_open();
+	struct kv_error err = { 0 };
+
+	config.lease_ms = 3600000;
+	config.n_tenants = 2;
+	config.host_tier_bytes = _i == 0 ? 8 * KV_TIER_PAGE_BYTES : 0;
+	config.file_tier_bytes = _i == 0 ? 0 : 8 * KV_TIER_PAGE_BYTES;
+	sim_world_init(&world, &config);
+	sim_script_pass(&world, 5 * MS);
+	struct sim_peer *peer = sim_script_connect(&world, 0), *other = sim_script_connect(&world, 1);
+	const uint64_t handle = sim_script_open(peer, 0, "a"), handle2 = sim_script_open(other, 0, "b");
+	struct kv_tenants *tenants = kv_domain_tenants(world.server->domain);
+	struct kv_session *session = NULL;
+
+	ck_assert_int_eq(kv_session_find(world.server->domain, handle, &session), KV_OK);
+	const struct kv_tenant *tenant = &tenants->entries[session->payer];
+
+	policy.most[KV_QUOTA_TIER_BYTES] = 2 * KV_TIER_PAGE_BYTES;
+	ck_assert_int_eq(kv_tenant_set(tenants, tenant->id, &policy, &err), KV_OK);
+	for (uint32_t i = 1; i <= 3; i++) {
+		ck_assert_int_eq(sim_script_append(peer, handle, i, 0, 60), KV_OK);
+		ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, i), i <= 2 ? KV_OK : KV_QUOTA);
+		sim_script_pass(&world, 20 * MS);
+	}
+	ck_assert_uint_eq(tenant->used[KV_QUOTA_TIER_BYTES], 2 * KV_TIER_PAGE_BYTES);
+	ck_assert_uint_eq(tenant->n_refused[KV_QUOTA_TIER_BYTES], 1);
+	ck_assert_uint_eq(world.server->counters.spills_rejected_quota, 1);
+	ck_assert_int_eq(sim_script_append(other, handle2, 1, 0, 60), KV_OK);
+	ck_assert_int_eq(move(other, KVP_OP_SPILL, handle2, 1), KV_OK);
+	world.options.spill_idle_ms = 10;
+	sim_script_pass(&world, 500 * MS);
+	ck_assert_int_eq(residence(handle, 3), KV_RESIDENT);
+	ck_assert_uint_eq(tenant->n_refused[KV_QUOTA_TIER_BYTES], 1);
+	world.options.spill_idle_ms = 0;
+	ck_assert_int_eq(decode(peer, handle, 1), KV_OK);
+	ck_assert_uint_eq(tenant->used[KV_QUOTA_TIER_BYTES], KV_TIER_PAGE_BYTES);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 3), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_int_eq(residence(handle, 3), KV_SPILLED);
+	ck_assert_int_eq(sim_script_close(peer, handle), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	ck_assert_uint_eq(tenant->used[KV_QUOTA_TIER_BYTES], 0);
+	ck_assert_uint_eq(tenant->used_max[KV_QUOTA_TIER_BYTES], 2 * KV_TIER_PAGE_BYTES);
+	sim_script_end(&world);
+}
+END_TEST
+
 /* What comes back damaged, or not at all, is CORRUPT until it is freed; never wrong rows. Host, file. */
 START_TEST(test_damage_is_found)
 {
@@ -460,6 +513,7 @@ int main(void)
 	tcase_add_test(tcase, test_writing_while_it_goes_out);
 	tcase_add_test(tcase, test_second_thoughts);
 	tcase_add_test(tcase, test_a_small_tier_makes_progress);
+	tcase_add_loop_test(tcase, test_a_tenant_has_a_share_of_a_tier, 0, 2);
 	tcase_add_loop_test(tcase, test_damage_is_found, 0, 2);
 	tcase_add_test(tcase, test_a_bad_directory);
 	tcase_add_test(tcase, test_policy_and_snapshots);

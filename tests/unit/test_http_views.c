@@ -332,7 +332,7 @@ START_TEST(test_http_views_tenants_and_prefixes)
 		.n_queries = 10 };
 	control->rows.tenants[0].has_policy = true;
 	control->rows.tenants[0].policy = (struct kv_tenant_policy){
-		.most = { 11, KV_QUOTA_NONE, 12, KV_QUOTA_NONE },
+		.most = { 11, KV_QUOTA_NONE, 12, KV_QUOTA_NONE, 25 },
 		.weight = 3,
 	};
 	for (uint32_t q = 0; q < KV_QUOTAS; q++) {
@@ -343,25 +343,29 @@ START_TEST(test_http_views_tenants_and_prefixes)
 	control->rows.tenants[1] =
 		(struct srv_tenant_row){ .tenant = UINT64_MAX, .policy = kv_tenant_policy_open() };
 	srv_view_tenants(control, &text);
-	assert_json("{\"tenants\":[{\"tenant\":\"7\",\"policy\":\"own\",\"weight\":3,"
-		    "\"quotas\":{\"bytes\":11,\"tokens\":null,\"sessions\":12,\"requests\":null},"
-		    "\"used\":{\"bytes\":13,\"tokens\":14,\"sessions\":15,\"requests\":16},"
-		    "\"used_max\":{\"bytes\":17,\"tokens\":18,\"sessions\":19,\"requests\":20},"
-		    "\"n_refused\":{\"bytes\":21,\"tokens\":22,\"sessions\":23,\"requests\":24},"
-		    "\"n_sessions\":1,\"n_sequences\":2,\"n_tokens\":3,\"stored_bytes\":4,"
-		    "\"dense_equivalent_bytes\":5,\"effective_compression\":0.384615,\"reserved_bytes\":6,"
-		    "\"n_rows_in\":8,\"n_rows_out\":9,"
-		    "\"n_queries\":10},"
-		    "{\"tenant\":\"tcp\",\"policy\":\"_default\",\"weight\":1,"
-		    "\"quotas\":{\"bytes\":null,\"tokens\":null,\"sessions\":null,\"requests\":null},"
-		    "\"used\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
-		    "\"used_max\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
-		    "\"n_refused\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
-		    "\"n_sessions\":0,\"n_sequences\":0,\"n_tokens\":0,\"stored_bytes\":0,"
-		    "\"dense_equivalent_bytes\":0,\"effective_compression\":0,\"reserved_bytes\":0,\"n_rows_"
-		    "in\":0,\"n_rows_out\":0,"
-		    "\"n_queries\":0}],"
-		    "\"cursor_next\":null}");
+	assert_json(
+		"{\"tenants\":[{\"tenant\":\"7\",\"policy\":\"own\",\"weight\":3,"
+		"\"quotas\":{\"bytes\":11,\"tokens\":null,\"sessions\":12,\"requests\":null,\"tier_bytes\":"
+		"25},"
+		"\"used\":{\"bytes\":13,\"tokens\":14,\"sessions\":15,\"requests\":16,\"tier_bytes\":17},"
+		"\"used_max\":{\"bytes\":17,\"tokens\":18,\"sessions\":19,\"requests\":20,\"tier_bytes\":21},"
+		"\"n_refused\":{\"bytes\":21,\"tokens\":22,\"sessions\":23,\"requests\":24,\"tier_bytes\":25}"
+		","
+		"\"n_sessions\":1,\"n_sequences\":2,\"n_tokens\":3,\"stored_bytes\":4,"
+		"\"dense_equivalent_bytes\":5,\"effective_compression\":0.384615,\"reserved_bytes\":6,"
+		"\"n_rows_in\":8,\"n_rows_out\":9,"
+		"\"n_queries\":10},"
+		"{\"tenant\":\"tcp\",\"policy\":\"_default\",\"weight\":1,"
+		"\"quotas\":{\"bytes\":null,\"tokens\":null,\"sessions\":null,\"requests\":null,\"tier_"
+		"bytes\":null},"
+		"\"used\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0,\"tier_bytes\":0},"
+		"\"used_max\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0,\"tier_bytes\":0},"
+		"\"n_refused\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0,\"tier_bytes\":0},"
+		"\"n_sessions\":0,\"n_sequences\":0,\"n_tokens\":0,\"stored_bytes\":0,"
+		"\"dense_equivalent_bytes\":0,\"effective_compression\":0,\"reserved_bytes\":0,\"n_rows_"
+		"in\":0,\"n_rows_out\":0,"
+		"\"n_queries\":0}],"
+		"\"cursor_next\":null}");
 	srv_text_finish(&text);
 	memset(&control->rows, 0, sizeof(control->rows));
 	control->n_rows = 1;

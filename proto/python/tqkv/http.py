@@ -111,8 +111,8 @@ class Control:
         return self._pages("/v1/tenants", "tenants")[1]
 
     def set_tenant(self, tenant, **policy):
-        """Quotas bytes, tokens, sessions, requests (missing or None: no limit) and weight of a tenant: its number, "tcp",
-        or "_default" for all that have no policy of their own. What is not given is not limited."""
+        """Quotas bytes, tokens, sessions, requests, tier_bytes (missing or None: no limit) and weight of a tenant: its number,
+        "tcp", or "_default" for all that have no policy of their own. What is not given is not limited."""
         return self.request("PUT", "/v1/tenants/" + urllib.parse.quote(str(tenant), safe=""), policy)
 
     def clear_tenant(self, tenant):
