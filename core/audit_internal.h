@@ -17,4 +17,18 @@ KV_MUST_CHECK enum kv_status kv_audit_tenants(const struct kv_domain *domain, st
 KV_MUST_CHECK enum kv_status kv_audit_pool(
 	struct kv_pool *pool, struct kv_plan *const plans[], uint32_t n_plans, struct kv_error *err);
 
+/*
+ * tally_sums.c: sums of one thing against its parts, all at one moment; *_cost(): entries, sequences and
+ * sessions that this looks at.
+ */
+uint64_t kv_audit_session_cost(const struct kv_session *session);
+KV_MUST_CHECK enum kv_status kv_audit_session_sums(const struct kv_session *session, struct kv_error *err);
+uint64_t kv_audit_pool_cost(const struct kv_pool *pool);
+KV_MUST_CHECK enum kv_status kv_audit_pool_sums(const struct kv_pool *pool, struct kv_error *err);
+/* Recorded blocks by payer against those that were counted. */
+KV_MUST_CHECK enum kv_status kv_audit_paid(const struct kv_block_pool *blocks, const uint32_t n_counted[],
+	uint32_t group_idx, struct kv_error *err);
+uint64_t kv_audit_tenants_cost(const struct kv_domain *domain);
+KV_MUST_CHECK enum kv_status kv_audit_tenant_sums(const struct kv_domain *domain, struct kv_error *err);
+
 #endif

@@ -25,8 +25,9 @@ enum kv_status kv_block_pool_init(struct kv_block_pool *pool, uint32_t n_blocks,
 	pool->flags = kv_pages_alloc(n_blocks);
 	pool->taken_by = kv_pages_alloc(sizeof(*pool->taken_by) * (uint64_t)n_blocks);
 	pool->payers = kv_pages_alloc(sizeof(*pool->payers) * (uint64_t)n_blocks);
+	pool->n_paid = kv_pages_alloc(sizeof(*pool->n_paid) * KV_TENANTS_MAX);
 	if (!pool->owners || !pool->in_flight || !pool->pins || !pool->free_ids || !pool->idle_next ||
-		!pool->idle_prev || !pool->flags || !pool->taken_by || !pool->payers) {
+		!pool->n_paid || !pool->idle_prev || !pool->flags || !pool->taken_by || !pool->payers) {
 		kv_block_pool_finish(pool);
 		return kv_fail(err, KV_NO_MEMORY, "block pool of %u blocks", n_blocks);
 	}
@@ -46,15 +47,29 @@ void kv_block_pool_finish(struct kv_block_pool *pool)
 	kv_pages_free(pool->flags, pool->n_blocks);
 	kv_pages_free(pool->taken_by, sizeof(*pool->taken_by) * (uint64_t)pool->n_blocks);
 	kv_pages_free(pool->payers, sizeof(*pool->payers) * (uint64_t)pool->n_blocks);
+	kv_pages_free(pool->n_paid, sizeof(*pool->n_paid) * KV_TENANTS_MAX);
 	*pool = (struct kv_block_pool){ 0 };
+}
+
+static bool is_tallied(const struct kv_block_pool *pool, uint32_t idx)
+{
+	return pool->tally && idx < pool->tally->n_counted;
 }
 
 static void pay(struct kv_block_pool *pool, uint32_t idx, uint32_t payer)
 {
 	if (!pool->tenants)
 		return;
-	if (pool->payers[idx] != KV_TENANT_NOBODY)
+	if (pool->payers[idx] != KV_TENANT_NOBODY) {
 		kv_tenant_refund(pool->tenants, pool->payers[idx], KV_QUOTA_BYTES, pool->block_bytes);
+		pool->n_paid[pool->payers[idx]]--;
+	}
+	if (payer != KV_TENANT_NOBODY)
+		pool->n_paid[payer]++;
+	if (is_tallied(pool, idx)) {
+		pool->tally->n_paid[pool->payers[idx]]--;
+		pool->tally->n_paid[payer]++;
+	}
 	pool->payers[idx] = (uint16_t)payer;
 	kv_tenant_charge(pool->tenants, payer, KV_QUOTA_BYTES, pool->block_bytes);
 }
@@ -101,12 +116,8 @@ void kv_block_pool_count(struct kv_block_pool *pool, uint32_t idx)
 {
 	KV_ASSERT(pool->tally->n_counted == idx);
 	pool->tally->n_counted++;
+	pool->tally->n_paid[pool->payers[idx]]++;
 	tally_block(pool, idx, 1);
-}
-
-static bool is_tallied(const struct kv_block_pool *pool, uint32_t idx)
-{
-	return pool->tally && idx < pool->tally->n_counted;
 }
 
 void kv_block_pool_look(struct kv_block_pool *pool, uint32_t idx)

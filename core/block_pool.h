@@ -44,6 +44,7 @@ struct kv_block_tally {
 	uint32_t moving_idx; /* the first that was in flight then, and nobody's; UINT32_MAX: none */
 	uint32_t n_counted;  /* blocks before it are in `counts` */
 	struct kv_block_counts counts;
+	uint32_t *n_paid; /* [KV_TENANTS_MAX] of them, by payer */
 };
 
 struct kv_block_pool {
@@ -58,6 +59,7 @@ struct kv_block_pool {
 	uint8_t *flags;     /* [n_blocks] enum kv_block_flag */
 	/* Who pays for the block while it has owners: [n_blocks] entries of tenants, which may be NULL. */
 	uint16_t *payers;
+	uint32_t *n_paid; /* [KV_TENANTS_MAX]: blocks by payer */
 	struct kv_tenants *tenants;
 	uint64_t block_bytes;
 	uint32_t *idle_next,

@@ -406,6 +406,9 @@ void kv_sequence_fetch_end(struct kv_sequence *sequence, bool is_whole);
 /* For the audit: pages of the images of all sequences of the pool, per tier. */
 void kv_sequence_count_pages(const struct kv_pool *pool, const struct kv_tier tiers[2], uint64_t n_pages[2]);
 
+/* Objects that this looks at, at most. */
+uint32_t kv_sequence_n_touched(const struct kv_pool *pool);
+
 /* The one with the smallest id >= from, or NULL. */
 struct kv_sequence *kv_sequence_next(struct kv_session *session, uint64_t from);
 

@@ -238,6 +238,11 @@ enum kv_status kv_sequence_check_residence(const struct kv_sequence *sequence, b
 	return KV_BUSY_RETRY;
 }
 
+uint32_t kv_sequence_n_touched(const struct kv_pool *pool)
+{
+	return pool->slab->n_touched;
+}
+
 void kv_sequence_count_pages(const struct kv_pool *pool, const struct kv_tier tiers[2], uint64_t n_pages[2])
 {
 	for (uint32_t i = 0; i < pool->slab->n_touched; i++) {

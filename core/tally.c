@@ -12,7 +12,7 @@
 /* Entries that are copied out of a table at a time: finding the first takes a walk along its chunks. */
 #define RUN_ENTRIES 512u
 
-enum phase { SLOTS, POOL, TABLES, QUIET, BLOCKS, FREE_IDS, NODES, OVER };
+enum phase { SLOTS, POOL, TABLES, QUIET, BLOCKS, FREE_IDS, NODES, SUMS, TENANTS, OVER };
 
 struct kv_tally {
 	struct kv_domain *domain;
@@ -30,7 +30,7 @@ struct kv_tally {
 /* One step. */
 struct step {
 	struct kv_tally *tally;
-	uint32_t n_left;
+	uint32_t n_max, n_left;
 	struct kv_finding *finding;
 	struct kv_error *err;
 };
@@ -38,6 +38,25 @@ struct step {
 static void spend(struct step *step, uint32_t n)
 {
 	step->n_left -= n < step->n_left ? n : step->n_left;
+}
+
+/* What has to be looked at within one step. */
+enum fit {
+	FITS,      /* its cost is spent */
+	FITS_NEXT, /* the next step has enough */
+	FITS_NONE, /* no step has */
+};
+
+static enum fit fit(struct step *step, uint64_t cost)
+{
+	if (cost > step->n_max)
+		return FITS_NONE;
+	if (cost > step->n_left) {
+		step->n_left = 0;
+		return FITS_NEXT;
+	}
+	spend(step, (uint32_t)cost);
+	return FITS;
 }
 
 /* ---- what is wrong ---- */
@@ -80,6 +99,7 @@ static void leave_pool(struct kv_tally *tally)
 		kv_pages_free(group->owners, sizeof(uint32_t) * (uint64_t)pool->blocks[g].n_blocks);
 		kv_pages_free(group->pins, sizeof(uint32_t) * (uint64_t)pool->blocks[g].n_blocks);
 		kv_pages_free(group->is_seen, pool->blocks[g].n_blocks);
+		kv_pages_free(group->n_paid, sizeof(uint32_t) * KV_TENANTS_MAX);
 	}
 	memset(tally->groups, 0, sizeof(tally->groups));
 	tally->pool = NULL;
@@ -98,7 +118,8 @@ static enum kv_status enter_pool(struct step *step, struct kv_pool *pool)
 		group->owners = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)pool->blocks[g].n_blocks);
 		group->pins = kv_pages_alloc(sizeof(uint32_t) * (uint64_t)pool->blocks[g].n_blocks);
 		group->is_seen = kv_pages_alloc(pool->blocks[g].n_blocks);
-		is_whole = is_whole && group->owners && group->pins && group->is_seen;
+		group->n_paid = kv_pages_alloc(sizeof(uint32_t) * KV_TENANTS_MAX);
+		is_whole = is_whole && group->owners && group->pins && group->is_seen && group->n_paid;
 	}
 	if (!is_whole)
 		return kv_fail(step->err, KV_NO_MEMORY, "audit of pool \"%s\"", pool->spec->name);
@@ -120,7 +141,7 @@ static enum kv_status next_pool(struct step *step)
 		if (!(tally->pools_done >> domain->pools[i]->pool_idx & 1))
 			return enter_pool(step, domain->pools[i]);
 	}
-	tally->phase = OVER;
+	tally->phase = TENANTS;
 	return KV_OK;
 }
 
@@ -148,11 +169,18 @@ static enum kv_status do_slots(struct step *step)
 	for (; tally->slot_idx < domain->n_slots_touched && step->n_left > 0; tally->slot_idx++) {
 		const struct kv_session *session = &domain->slots[tally->slot_idx].session;
 
-		spend(step, 1);
-		if (session->state != KV_SESSION_OPEN)
+		const bool is_open = session->state == KV_SESSION_OPEN;
+		const enum fit how = is_open ? fit(step, kv_audit_session_cost(session)) : FITS_NONE;
+
+		if (how == FITS_NEXT)
+			return KV_OK;
+		if (how == FITS_NONE)
+			spend(step, 1);
+		if (!is_open)
 			continue;
 		tally->counts.n_sessions++;
-		if (kv_audit_open_slot(domain, tally->slot_idx, step->err) != KV_OK)
+		if (kv_audit_open_slot(domain, tally->slot_idx, step->err) != KV_OK ||
+			(how == FITS && kv_audit_session_sums(session, step->err) != KV_OK))
 			return found(step, session->handle);
 	}
 	return tally->slot_idx >= domain->n_slots_touched ? end_slots(step) : KV_OK;
@@ -367,7 +395,8 @@ static enum kv_status check_counts(struct step *step, uint32_t g)
 			return found(step, 0);
 		}
 	}
-	return KV_OK;
+	return kv_audit_paid(blocks, step->tally->groups[g].n_paid, g, step->err) == KV_OK ? KV_OK
+											   : found(step, 0);
 }
 
 static enum kv_status do_blocks(struct step *step)
@@ -458,8 +487,35 @@ static enum kv_status do_nodes(struct step *step)
 			    kv_prefix_counts(pool).n_nodes) != KV_OK)
 			return found(step, 0);
 	}
-	tally->phase = POOL;
+	tally->phase = SUMS;
 	return KV_OK;
+}
+
+/* ---- sums ---- */
+
+static enum kv_status do_pool_sums(struct step *step)
+{
+	const enum fit how = fit(step, kv_audit_pool_cost(step->tally->pool));
+
+	if (how == FITS_NEXT)
+		return KV_OK;
+	step->tally->phase = POOL;
+	return how == FITS && kv_audit_pool_sums(step->tally->pool, step->err) != KV_OK ? found(step, 0)
+											: KV_OK;
+}
+
+static enum kv_status do_tenants(struct step *step)
+{
+	const enum fit how = fit(step, kv_audit_tenants_cost(step->tally->domain));
+
+	if (how == FITS_NEXT)
+		return KV_OK;
+	step->tally->phase = OVER;
+	if (how == FITS_NONE)
+		return KV_OK;
+	const enum kv_status status = kv_audit_tenant_sums(step->tally->domain, step->err);
+
+	return status == KV_INTERNAL ? found(step, 0) : status;
 }
 
 /* ---- all of it ---- */
@@ -537,6 +593,10 @@ static enum kv_status go_on(struct step *step, bool is_quiet)
 		return do_free_ids(step);
 	case NODES:
 		return do_nodes(step);
+	case SUMS:
+		return do_pool_sums(step);
+	case TENANTS:
+		return do_tenants(step);
 	case OVER:
 		break;
 	}
@@ -546,7 +606,9 @@ static enum kv_status go_on(struct step *step, bool is_quiet)
 enum kv_status kv_tally_step(struct kv_tally *tally, uint32_t n_max, bool is_quiet, bool *is_done,
 	struct kv_finding *finding, struct kv_error *err)
 {
-	struct step step = { .tally = tally, .n_left = n_max, .finding = finding, .err = err };
+	struct step step = {
+		.tally = tally, .n_max = n_max, .n_left = n_max, .finding = finding, .err = err
+	};
 	enum kv_status status = check_busy(tally->domain, err);
 	enum phase before;
 

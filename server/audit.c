@@ -84,7 +84,17 @@ static void end(struct srv_server *server, enum kv_status status)
 	srv_log(SRV_LOG_ERROR, "%s", audit->now.error.msg);
 }
 
-/* Requests of sessions, a few sessions a turn. True: through. */
+/* So few sequences that their images can be looked at in one turn. */
+static bool is_small(const struct srv_server *server)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < kv_domain_n_pools(server->domain); i++)
+		n += kv_sequence_n_touched(kv_domain_pool_at(server->domain, i));
+	return n <= SRV_AUDIT_PER_TURN;
+}
+
+/* Requests of sessions, a few sessions a turn; then pages of tiers. True: through. */
 static bool go_on_with_requests(struct srv_server *server, enum kv_status *status)
 {
 	struct srv_audit *audit = &server->audit;
@@ -96,6 +106,8 @@ static bool go_on_with_requests(struct srv_server *server, enum kv_status *statu
 
 		if (!session) {
 			*status = check_slots(server, &audit->now.error);
+			if (*status == KV_OK && is_small(server))
+				*status = srv_spill_audit(server->spill, &audit->now.error);
 			return true;
 		}
 		*status = check_session(server, session, &audit->now.error);

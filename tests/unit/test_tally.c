@@ -110,6 +110,8 @@ START_TEST(test_tally_finds_every_wrong_count)
 		uint32_t *number;
 		const char *words;
 	} rows[] = {
+		/* In steps that are too small for sums. */
+		{ &sequence->committed[0], "more is committed than planned" },
 		{ &blocks->owners[block_idx], "owners: recorded 2, counted 1" },
 		{ &blocks->owners[shared_idx], "owners: recorded 3, counted 2" },
 		{ &blocks->in_flight[block_idx], "in flight without a batch: recorded 1, counted 0" },
@@ -127,7 +129,6 @@ START_TEST(test_tally_finds_every_wrong_count)
 		{ &domain->n_sessions, "open sessions" },
 		{ &domain->n_leases, "sessions in the lease heap" },
 		{ &kv_slot_of(session)->heap_idx, "not where the lease heap says" },
-		{ &sequence->committed[0], "more is committed than planned" },
 	};
 
 	for (uint32_t i = 0; i < KV_LENGTH(rows); i++) {
@@ -143,6 +144,78 @@ START_TEST(test_tally_finds_every_wrong_count)
 		if (rows[i].number == &blocks->owners[block_idx] || rows[i].number == &sequence->committed[0])
 			ck_assert_uint_eq(finding.session, session->handle);
 		--*rows[i].number;
+	}
+	assert_clean(&test);
+	kv_test_domain_finish(&test);
+}
+END_TEST
+
+/* A sum that is off by one is found, of a session, a pool or a tenant, and the text names it. */
+START_TEST(test_tally_finds_every_wrong_sum)
+{
+	struct kv_test_domain test;
+	struct kv_session *session = rig_init(&test);
+	struct kv_session_slot *slot = kv_slot_of(session);
+	struct kv_pool *pool = test.pool;
+	struct kv_tenant *tenant = &test.domain->tenants.entries[session->payer];
+	struct kv_sequence *sequence = kv_sequence_find(session, 7);
+	uint32_t n_steps;
+
+	const struct {
+		uint64_t *number;
+		const char *words;
+		bool is_session;
+	} rows[] = {
+		{ &slot->n_tokens_committed, "audit: tokens: recorded", true },
+		{ &slot->n_exact_rows, "rows of exact windows: recorded", true },
+		{ &slot->n_tokens_charged, "tokens charged: recorded", true },
+		{ &slot->layer_tokens[1], "tokens of a layer: recorded", true },
+		{ &pool->n_tokens_committed, "tokens of the pool: recorded", false },
+		{ &pool->n_exact_rows, "rows of exact windows of the pool", false },
+		{ &pool->layer_tokens[0], "tokens of a layer of the pool", false },
+		{ &tenant->used[KV_QUOTA_BYTES], "charges of tenant 0: audit: bytes: recorded", false },
+		{ &tenant->used[KV_QUOTA_TOKENS], "charges of tenant 0: audit: tokens: recorded", false },
+		{ &tenant->used[KV_QUOTA_SESSIONS], "charges of tenant 0: audit: sessions: recorded", false },
+		{ &tenant->used[KV_QUOTA_TIER_BYTES], "tier_bytes: recorded 1, counted 0", false },
+	};
+	const struct {
+		uint32_t *number;
+		const char *words;
+		bool is_session;
+	} small_rows[] = {
+		{ &session->n_sequences, "sequences: recorded 3, counted 2", true },
+		{ &slot->n_chunks, "table chunks: recorded", true },
+		{ &sequence->n_tokens_charged, "tokens charged: recorded", true },
+		{ &pool->n_sequences, "sequences of the pool: recorded 4, counted 3", false },
+		{ &pool->n_sessions, "sessions of the pool", false },
+		{ &pool->n_spilled, "spilled sequences: recorded 1, counted 0", false },
+		{ &pool->tables.n_chunks_used, "table chunks", false },
+		{ &pool->blocks[1].counts.n_reserved, "reserved blocks: recorded 1, counted 0", false },
+		{ &pool->blocks[1].n_paid[session->payer], "tenant 0: audit: blocks that it pays for",
+			false },
+	};
+
+	for (uint32_t i = 0; i < KV_LENGTH(rows) + KV_LENGTH(small_rows); i++) {
+		const bool is_small = i >= KV_LENGTH(rows);
+		const uint32_t k = is_small ? i - KV_LENGTH(rows) : i;
+		const char *words = is_small ? small_rows[k].words : rows[k].words;
+		const bool is_session = is_small ? small_rows[k].is_session : rows[k].is_session;
+		struct kv_finding finding = { 0 };
+		struct kv_error err = { 0 };
+
+		assert_clean(&test);
+		if (is_small)
+			++*small_rows[k].number;
+		else
+			++*rows[k].number;
+		ck_assert_msg(
+			audit(&test, 100, &n_steps, &finding, &err) == KV_INTERNAL, "%s is not found", words);
+		ck_assert_msg(strstr(err.msg, words) != NULL, "\"%s\" not in \"%s\"", words, err.msg);
+		ck_assert_uint_eq(finding.session, is_session ? session->handle : 0);
+		if (is_small)
+			--*small_rows[k].number;
+		else
+			--*rows[k].number;
 	}
 	assert_clean(&test);
 	kv_test_domain_finish(&test);
@@ -194,7 +267,7 @@ START_TEST(test_tally_survives_every_failed_allocation)
 		kv_assert_status(status, KV_NO_MEMORY);
 		n_failed++;
 	}
-	ck_assert_uint_eq(n_failed, 7);
+	ck_assert_uint_eq(n_failed, 10);
 	assert_clean(&test);
 	kv_test_domain_finish(&test);
 }
@@ -228,6 +301,7 @@ int main(void)
 
 	tcase_add_test(tcase, test_tally_is_cut_into_steps);
 	tcase_add_test(tcase, test_tally_finds_every_wrong_count);
+	tcase_add_test(tcase, test_tally_finds_every_wrong_sum);
 	tcase_add_test(tcase, test_tally_finds_wrong_table_entries);
 	tcase_add_test(tcase, test_tally_survives_every_failed_allocation);
 	tcase_add_test(tcase, test_tally_leaves_a_pool_that_goes);
