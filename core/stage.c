@@ -380,13 +380,14 @@ static enum kv_status adopt(
 
 	if (status != KV_OK)
 		return status;
+	/* Owned before it is in the table: a pinned sequence pins what it has, and only owners pin. */
+	if (!is_first)
+		kv_block_pool_own(&pool->blocks[group_idx], block);
 	status = kv_block_table_append(
 		&sequence->tables[group_idx], &pool->tables, &pool->blocks[group_idx], &block, 1);
 
 	KV_ASSERT(status == KV_OK);
-	if (!is_first) {
-		kv_block_pool_own(&pool->blocks[group_idx], block);
-	} else {
+	if (is_first) {
 		kv_block_pool_mark(&pool->blocks[group_idx], &block, 1, session->handle, session->payer);
 		blocks->ids[number] |= KV_STAGE_ADOPTED;
 		blocks->n_adopted++;

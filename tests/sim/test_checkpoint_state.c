@@ -258,6 +258,42 @@ START_TEST(test_exact_windows_come_back)
 }
 END_TEST
 
+/* S5: two pinned sequences that share their blocks come back pinned, and still share them. */
+START_TEST(test_pinned_sequences_that_share_come_back)
+{
+	struct srv_checkpoint_view view;
+
+	start(16);
+	struct sim_peer *peer = sim_script_connect(&world, 0);
+	uint64_t handle = sim_script_open(peer, 0, "one");
+
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 48), KV_OK);
+	struct sim_request *fork = sim_script_new(peer, KVP_OP_FORK, handle);
+
+	sim_script_item(fork, 2, 48, 0);
+	fork->items[0].parent = 1;
+	ck_assert_int_eq(sim_script_call(fork), KV_OK);
+	ck_assert_int_eq(fork->items[0].outcome.status, KV_OK);
+	for (uint64_t i = 1; i <= 2; i++) {
+		struct sim_request *pin = sim_script_new(peer, KVP_OP_PIN, handle);
+
+		sim_script_item(pin, i, 0, 0);
+		ck_assert_int_eq(sim_script_call(pin), KV_OK);
+	}
+	const struct kv_block_counts counts = *sim_script_blocks(&world, 0);
+
+	ck_assert_int_eq(save("s", &view), KV_OK);
+	ck_assert_int_eq(sim_script_close(peer, handle), KV_OK);
+	sim_script_pass(&world, 5 * MS);
+	ck_assert_int_eq(load("s", &view), KV_OK);
+	ck_assert_mem_eq(sim_script_blocks(&world, 0), &counts, sizeof(counts));
+	handle = attach(peer, "one");
+	for (uint64_t i = 1; i <= 2; i++)
+		ck_assert_int_eq(sim_script_decode(peer, handle, i, 48), KV_OK);
+	sim_script_end(&world);
+}
+END_TEST
+
 int main(void)
 {
 	TCase *tcase = tcase_create("checkpoint_state");
@@ -267,6 +303,7 @@ int main(void)
 	tcase_add_test(tcase, test_windows_come_back);
 	tcase_add_test(tcase, test_the_list_of_prefixes_comes_back);
 	tcase_add_test(tcase, test_published_prefixes_come_back);
+	tcase_add_test(tcase, test_pinned_sequences_that_share_come_back);
 	tcase_add_test(tcase, test_published_prefixes_meet_their_like);
 	tcase_add_test(tcase, test_exact_windows_come_back);
 	suite_add_tcase(suite, tcase);
