@@ -24,7 +24,8 @@
 #define KV_FAST_SLACK_BYTES  64u
 #define KV_FAST_BLOCK_TOKENS 32u /* whose weights share a scale; no table of a pool splits 16 of them */
 #define KV_FAST_PARTS_MAX    8u
-#define KV_FAST_SLOTS_MAX    1024u /* prepared_dim, padded */
+#define KV_FAST_SLOTS_MAX    2048u /* prepared_dim, padded, with the tables of 1-bit codes */
+#define KV_FAST_BITS_STEP    64u   /* 1-bit codes of a row whose sums stay within 16 bits */
 #define KV_FAST_QUERIES_MAX  4u    /* of one call */
 #define KV_FAST_ROW_WORDS    8u /* 16-bit words of a row of 4-bit codes that are scored together: 128 bits */
 #define KV_FAST_SLOT_NONE    UINT16_MAX
@@ -55,6 +56,7 @@ struct kv_fast_field {
 
 enum kv_fast_kind {
 	KV_FAST_CODES,   /* of `bits` bits, looked up in `table` */
+	KV_FAST_BITS,    /* codes of 1 bit: plus table_scale where it is set, else minus */
 	KV_FAST_NUMBERS, /* f32, f16, bf16, or (NONE) E4M3 without its factor of 2^8 */
 };
 
@@ -70,7 +72,9 @@ struct kv_fast_part {
 	const uint8_t *halved; /* [KV_FAST_HALVED_BYTES] of codebooks of more than 4 bits, else NULL */
 	float table_scale;
 	struct kv_fast_field scale, zero, outer;
-	uint32_t slot, n_slots; /* in a prepared query (K), in a weighted sum (V) */
+	/* In a prepared query (K), in a weighted sum (V). Of bits of K: a table of sixteen for each four. */
+	uint32_t slot, n_slots;
+	bool has_split_tables; /* of these: sixteen low bytes, then the high ones */
 };
 
 /* K or V of one layer, for one instruction set. */
@@ -110,11 +114,15 @@ struct kv_fast_rows {
 };
 
 struct kv_fast_kernels {
-	const char *name; /* "avx2", "avx512" */
-	uint32_t words;   /* 16-bit numbers of a register */
-	/* Whether n codes of so many bits are taken in shifted order, and which of them stands in a slot. */
+	const char *name;                        /* "avx2", "avx512" */
+	uint32_t words;                          /* 16-bit numbers of a register */
+	bool has_split_tables, has_sums_of_bits; /* of K, of V */
+	/*
+	 * Whether n codes of so many bits are taken in shifted order, and which of them stands in a slot; n
+	 * or more: none.
+	 */
 	bool (*takes_shifted)(bool is_v, uint32_t bits, uint32_t n);
-	uint32_t (*code_of_slot)(bool is_v, uint32_t bits, uint32_t slot);
+	uint32_t (*code_of_slot)(bool is_v, uint32_t bits, uint32_t n, uint32_t slot);
 	/* products[query * stride + token] for all KV_FAST_BLOCK_TOKENS places; n_queries 1, 2 or 4. */
 	void (*score)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 		const struct kv_fast_query *queries, uint32_t n_queries, float *products, uint32_t stride);

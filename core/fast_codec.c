@@ -87,7 +87,7 @@ static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 	for (uint32_t s = 0; s < part->n_slots; s++) {
 		const uint32_t channel = !part->is_shifted ? s
 			: part->kind == KV_FAST_NUMBERS    ? number_of_slot(kernels->words, s)
-							   : kernels->code_of_slot(is_v, part->bits, s);
+							: kernels->code_of_slot(is_v, part->bits, part->n, s);
 
 		side->prepared_of[part->slot + s] = channel < part->n
 			? (uint16_t)(segment->prepared_idx + first + channel)
@@ -124,6 +124,16 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->is_shifted = kernels->takes_shifted(is_v, part->bits, part->n);
 	part->table_scale = round_table(
 		segment, is_v ? KV_FAST_V_TABLE_MAX : KV_FAST_K_TABLE_MAX, side->tables[segment_idx]);
+	if (part->bits == 1 && (!is_v || kernels->has_sums_of_bits)) {
+		KV_ASSERT(part->table[0] == -part->table[1]);
+		part->kind = KV_FAST_BITS;
+		part->table_scale *= part->table[1];
+		part->has_split_tables = kernels->has_split_tables;
+		/* Of K channel i in slot i, as far as there are channels: kv_fast_prepare() makes tables. */
+		place_slots(
+			side, part, segment, first, is_v ? 2 * kernels->words : 4 * part->n, is_v, kernels);
+		return;
+	}
 	if (part->bits > 4 && segment->codebook) {
 		part->halved = side->halved[segment_idx];
 		halve_table(segment, part->table_scale, side->halved[segment_idx]);
@@ -171,6 +181,47 @@ static float round_slots(const float *values, uint32_t n, int16_t *codes)
 	return unit;
 }
 
+/*
+ * Slots of 1-bit codes become tables: the sums of every four, each with either sign, rounded. Their
+ * magnitudes stay below 2^15 however KV_FAST_BITS_STEP of them are added up.
+ */
+static float make_tables(const struct kv_fast_part *part, const float *values, int16_t *tables)
+{
+	float most = 0;
+
+	for (uint32_t first = 0; first < part->n; first += KV_FAST_BITS_STEP) {
+		float sum = 0;
+
+		for (uint32_t i = first; i < part->n && i < first + KV_FAST_BITS_STEP; i++)
+			sum += fabsf(values[i]);
+		most = fmaxf(most, sum);
+	}
+
+	/* Rounding adds at most a half for each table. */
+	const float unit = most / (float)(INT16_MAX - (int32_t)KV_FAST_BITS_STEP / 8);
+
+	for (uint32_t group = 0; group < part->n / 4; group++) {
+		uint8_t *table = (uint8_t *)(tables + (size_t)group * 16);
+
+		for (uint32_t bits = 0; bits < 16; bits++) {
+			float sum = 0;
+
+			for (uint32_t i = 0; i < 4; i++)
+				sum += bits >> i & 1 ? values[group * 4 + i] : -values[group * 4 + i];
+
+			const uint16_t word = (uint16_t)(unit > 0 ? lrintf(sum / unit) : 0);
+
+			if (part->has_split_tables) {
+				table[bits] = (uint8_t)word;
+				table[16 + bits] = (uint8_t)(word >> 8);
+			} else {
+				memcpy(table + (size_t)bits * 2, &word, sizeof(word));
+			}
+		}
+	}
+	return unit;
+}
+
 void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, double scale, int16_t *codes,
 	float *numbers, float *units, float *sums)
 {
@@ -192,6 +243,9 @@ void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, 
 		if (part->kind == KV_FAST_NUMBERS) {
 			memcpy(numbers + part->slot, values + part->slot, part->n_slots * sizeof(*numbers));
 			units[p] = part->table_scale;
+		} else if (part->kind == KV_FAST_BITS) {
+			units[p] = part->table_scale *
+				make_tables(part, values + part->slot, codes + part->slot);
 		} else {
 			units[p] = part->table_scale *
 				round_slots(values + part->slot, part->n_slots, codes + part->slot);

@@ -179,7 +179,7 @@ INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lo
 	const uint8_t *const rows[], const struct kv_fast_query *queries, const uint32_t n_queries,
 	const uint32_t bits, const bool is_value, struct asking *asking, i_vector *sums)
 {
-	const uint32_t n_at_once = TAKES_CODES_APART_FIRST(bits) && !is_value ? 8 : 1;
+	const uint32_t n_at_once = TAKES_CODES_APART_FIRST && !is_value ? 8 : 1;
 	const uint32_t n_rows = LANES / n_queries, n_vectors = part->n_slots / WORDS;
 
 	for (uint32_t first = 0; first < n_vectors; first += n_at_once) {
@@ -280,9 +280,6 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 		return;
 	}
 	switch (part->bits) {
-	case 1:
-		DOT_EITHER(1, false);
-		break;
 	case 2:
 		DOT_EITHER(2, false);
 		break;
@@ -342,9 +339,12 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *ro
 		/* First, because what is stored in small pieces can be loaded as a whole only a while later.
 		 */
 		load_fields(part, rows, &fields);
-		(n_queries == 1                  ? dot_part_1
-				: n_queries == 2 ? dot_part_2
-						 : dot_part_4)(part, rows, queries, dots);
+		if (part->kind == KV_FAST_BITS)
+			OF_SET(kv_fast_dot_bits)(part, rows, queries, n_queries, dots);
+		else
+			(n_queries == 1                  ? dot_part_1
+					: n_queries == 2 ? dot_part_2
+							 : dot_part_4)(part, rows, queries, dots);
 		for (uint32_t q = 0; q < n_queries; q++) {
 			for (uint32_t t = 0; t < TOKENS; t += LANES) {
 				float *to = products + (size_t)q * stride + t;
@@ -366,15 +366,17 @@ static bool takes_shifted_of_set(bool is_v, uint32_t bits, uint32_t n)
 	return takes_shifted(is_v, bits, n);
 }
 
-static uint32_t code_of_slot_of_set(bool is_v, uint32_t bits, uint32_t slot)
+static uint32_t code_of_slot_of_set(bool is_v, uint32_t bits, uint32_t n, uint32_t slot)
 {
-	return code_of_slot(is_v, bits, slot);
+	return code_of_slot(is_v, bits, n, slot);
 }
 
 extern const struct kv_fast_kernels OF_SET(kv_fast_kernels);
 const struct kv_fast_kernels OF_SET(kv_fast_kernels) = {
 	.name = TEXT(KV_FAST_SET),
 	.words = WORDS,
+	.has_split_tables = HAS_SPLIT_TABLES,
+	.has_sums_of_bits = HAS_SUMS_OF_BITS,
 	.takes_shifted = takes_shifted_of_set,
 	.code_of_slot = code_of_slot_of_set,
 	.score = score,

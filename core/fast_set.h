@@ -1,6 +1,6 @@
 /*
  * What the files that are compiled once per instruction set share: core/fast_kernels.c, fast_sums.c,
- * fast_softmax.c.
+ * fast_bits.c, fast_softmax.c.
  */
 #ifndef CORE_FAST_SET_H
 #define CORE_FAST_SET_H
@@ -20,7 +20,7 @@
 #define TOKENS KV_FAST_BLOCK_TOKENS
 /* Sixteen registers do not hold sums beside what taking these codes apart needs: their values go to memory.
  */
-#define TAKES_CODES_APART_FIRST(bits) (LANES == 8 && (bits) > 1)
+#define TAKES_CODES_APART_FIRST (LANES == 8)
 
 /* Slots of struct kv_fast_kernels. */
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
@@ -29,6 +29,13 @@ float OF_SET(kv_fast_max)(const float *values, uint32_t n);
 float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max);
 void OF_SET(kv_fast_bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
 void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor);
+
+/* core/fast_bits.c: scores as dots[query * TOKENS + token], weighted sums as kv_fast_accumulate() adds them.
+ */
+void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, uint32_t n_queries, float *dots);
+void OF_SET(kv_fast_sum_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const float *scaled, uint32_t n_queries, float *const *sums);
 
 /* ---- what comes next ---- */
 

@@ -84,7 +84,7 @@ INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *l
 	struct asking asking =
 		begin_asking(part, rows, v * LANES, TOKENS / 2 * part->n_slots / (n_vectors * LANES));
 
-	if (TAKES_CODES_APART_FIRST(bits) && !is_value && !is_shifted) {
+	if (TAKES_CODES_APART_FIRST && !is_value && !is_shifted) {
 		i_vector values[TOKENS / 2][4];
 
 		for (uint32_t t = 0; t < rows->n_rows; t += 2) {
@@ -214,9 +214,11 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 #define SUM(bits, is_shifted, is_value) \
 	sum_codes(part, rows, weights, n_queries, bits, is_shifted, is_value, sums)
 	switch (part->bits) {
+#if !HAS_SUMS_OF_BITS
 	case 1:
 		SUM(1, false, false);
 		break;
+#endif
 	case 2:
 		SUM(2, false, false);
 		break;
@@ -297,6 +299,12 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 					to + t);
 			}
 		}
+#if HAS_SUMS_OF_BITS
+		if (part->kind == KV_FAST_BITS) {
+			OF_SET(kv_fast_sum_bits)(part, rows, scaled, n_queries, sums);
+			continue;
+		}
+#endif
 		(n_queries == 1                  ? sum_part_1
 				: n_queries == 2 ? sum_part_2
 						 : sum_part_4)(part, rows, scaled, sums);

@@ -10,7 +10,7 @@ typedef int32_t i32_lanes __attribute__((vector_size(32)));
 typedef float f32_lanes __attribute__((vector_size(32)));
 
 struct lookup {
-	__m256i low, high;     /* bytes of 16 entries, in both halves; of 1 bit: see look_up_bit() */
+	__m256i low, high;     /* bytes of 16 entries, in both halves */
 	const uint8_t *halved; /* more than 4 bits: as in struct kv_fast_part */
 };
 
@@ -19,10 +19,7 @@ INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t
 	const int16_t *table = part->table;
 	struct lookup lookup = { .halved = part->halved };
 
-	if (bits == 1) { /* the entry of 0, and what a 1 changes of it */
-		lookup.low = _mm256_set1_epi16(table[0]);
-		lookup.high = _mm256_set1_epi16((int16_t)(table[0] ^ table[1]));
-	} else if (bits <= 4) {
+	if (bits <= 4) {
 		const __m256i entries = _mm256_loadu_si256((const __m256i *)(const void *)table);
 		const __m128i a = _mm256_castsi256_si128(entries), b = _mm256_extracti128_si256(entries, 1);
 		const __m128i ones = _mm_set1_epi16(255);
@@ -33,12 +30,6 @@ INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t
 			_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
 	}
 	return lookup;
-}
-
-/* Of a word of ones or of zeros. */
-INLINE __m256i look_up_bit(const struct lookup *lookup, __m256i word)
-{
-	return _mm256_xor_si256(lookup->low, _mm256_and_si256(word, lookup->high));
 }
 
 INLINE __m256i load_16_bytes(const uint8_t *from)
@@ -133,12 +124,6 @@ INLINE __m256i move_down(__m256i words, i16_words_16 factors)
 	return _mm256_srli_epi16(_mm256_mullo_epi16(words, (__m256i)factors), 8);
 }
 
-/* Words of ones where a bit is set: of every word of `words` one. */
-INLINE __m256i words_of_bits(__m256i words, i16_words_16 bits)
-{
-	return _mm256_cmpeq_epi16(_mm256_and_si256(words, (__m256i)bits), (__m256i)bits);
-}
-
 /* Bytes of two rows in turn, 16 of each. */
 INLINE __m256i shifted_words_of_two(const uint8_t *a, const uint8_t *b, uint32_t block)
 {
@@ -148,17 +133,13 @@ INLINE __m256i shifted_words_of_two(const uint8_t *a, const uint8_t *b, uint32_t
 	return _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
 }
 
-/* Codes of channels [WORDS * v, + WORDS) of a row; of 1 bit: words of ones or zeros. */
+/* Codes of channels [WORDS * v, + WORDS) of a row. */
 INLINE __m256i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
 {
-	const i16_words_16 single = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
-		INT16_MIN };
 	const i8_bytes_32 bytes = { BYTES_16(0), BYTES_16(16) };
 	const i16_words_16 factors = { FACTORS_8(0, 1), FACTORS_8(8, 1) };
 	const __m128i half = _mm_loadu_si128((const __m128i *)(const void *)(codes + (size_t)v * 2 * bits));
 
-	if (bits == 1)
-		return words_of_bits(_mm256_broadcastw_epi16(half), single);
 	if (bits == 8)
 		return _mm256_cvtepu8_epi16(half);
 	return move_down(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(half), (__m256i)bytes), factors);
@@ -168,14 +149,11 @@ INLINE __m256i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
 INLINE __m256i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, const uint32_t bits)
 {
 	enum { second = 8 };
-	const i16_words_16 single = { 1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 32, 64, 64, 128, 128 };
 	const i8_bytes_32 bytes = { PAIRS_16(0), PAIRS_16(16) };
 	const i16_words_16 factors = { FACTORS_8(0, 2), FACTORS_8(8, 2) };
 	const __m128i low = _mm_loadl_epi64((const __m128i *)(const void *)(a + (size_t)v * bits));
 	const __m128i high = _mm_loadl_epi64((const __m128i *)(const void *)(b + (size_t)v * bits));
 
-	if (bits == 1)
-		return words_of_bits(_mm256_set1_epi32(a[v] | b[v] << 16), single);
 	if (bits == 8)
 		return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(low, high));
 	return move_down(_mm256_shuffle_epi8(
@@ -187,10 +165,9 @@ INLINE __m256i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, cons
 INLINE void values_of_codes(const struct lookup *lookup, const __m256i codes[2], const uint32_t bits,
 	const bool is_value, __m256i out[2])
 {
-	if (bits == 1 || is_value) {
-		UNROLL
-		for (uint32_t i = 0; i < 2; i++)
-			out[i] = is_value ? mask_codes(codes[i], bits) : look_up_bit(lookup, codes[i]);
+	if (is_value) {
+		out[0] = mask_codes(codes[0], bits);
+		out[1] = mask_codes(codes[1], bits);
 		return;
 	}
 	look_up_packed(lookup, _mm256_packus_epi16(mask_codes(codes[0], bits), mask_codes(codes[1], bits)),
@@ -274,23 +251,163 @@ INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_
 	values[1] = _mm256_unpackhi_epi8(low, high);
 }
 
+/* 1 bit: an index is a byte each of 32 rows or channels; a table is sixteen low bytes, then the high ones. */
+#define HAS_SPLIT_TABLES 1
+#define HAS_SUMS_OF_BITS 1
+#define GROUPS_OF_INDEX  1u
+#define SUMS_AT_ONCE     128u /* channels of a weighted sum */
+
 INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
 {
-	(void)is_v;
-	return bits == 4 && n % 32 == 0;
+	return bits == 1 ? is_v : bits == 4 && n % 32 == 0;
 }
 
-/* Blocks of 32 codes. */
-INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t slot)
+/* Blocks of 32 codes; for 1 bit see indices_of_tokens(). */
+INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot)
 {
 	const uint32_t vector = slot / 8 % 4, lane = slot % 8;
 
-	(void)bits;
+	if (bits == 1) {
+		const uint32_t first = slot / SUMS_AT_ONCE * SUMS_AT_ONCE;
+		const uint32_t half = (n - first < SUMS_AT_ONCE ? n - first : SUMS_AT_ONCE) / 2;
+		const uint32_t i = slot % SUMS_AT_ONCE / 32 * 16 + slot % 16;
+
+		return i < half ? first + slot / 16 % 2 * half + i : n;
+	}
 	/* Of a row, register 1 or 3 has the upper eight of sixteen bytes; of two, the upper half of every
 	 * eight pairs. */
 	const uint32_t byte = !is_v ? vector % 2 * 8 + lane : lane / 4 * 8 + vector % 2 * 4 + lane % 4;
 
 	return slot / 32 * 32 + byte * 2 + vector / 2;
+}
+
+/* ---- 1 bit: indices of four bits each ---- */
+
+INLINE __m256i index_of_group(const __m256i *indices, uint32_t quad, const uint32_t i)
+{
+	return indices[quad * 4 + i];
+}
+
+INLINE void split_indices(__m256i bytes, __m256i indices[2])
+{
+	indices[0] = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+	indices[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+}
+
+INLINE __m256i load_two(const uint8_t *a, const uint8_t *b)
+{
+	return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(const void *)b),
+		_mm_loadu_si128((const __m128i *)(const void *)a));
+}
+
+/* Of 64 bits of 32 rows: index g is bits [4g, 4g + 4) of every row. */
+INLINE void indices_of_rows(const uint8_t *const rows[], uint32_t offset, __m256i indices[16])
+{
+	__m256i pairs[8], fours[2][4], eights[4][2];
+
+	UNROLL
+	for (uint32_t i = 0; i < 8; i++)
+		pairs[i] = _mm256_unpacklo_epi8(load_two(rows[i] + offset, rows[i + 16] + offset),
+			load_two(rows[i + 8] + offset, rows[i + 24] + offset));
+	UNROLL
+	for (uint32_t i = 0; i < 4; i++) {
+		fours[0][i] = _mm256_unpacklo_epi8(pairs[i], pairs[i + 4]);
+		fours[1][i] = _mm256_unpackhi_epi8(pairs[i], pairs[i + 4]);
+	}
+	UNROLL
+	for (uint32_t i = 0; i < 4; i++) {
+		const __m256i *from = fours[i / 2] + i % 2;
+
+		eights[i / 2 * 2][i % 2] = _mm256_unpacklo_epi8(from[0], from[2]);
+		eights[i / 2 * 2 + 1][i % 2] = _mm256_unpackhi_epi8(from[0], from[2]);
+	}
+	UNROLL
+	for (uint32_t i = 0; i < 4; i++) {
+		split_indices(_mm256_unpacklo_epi8(eights[i][0], eights[i][1]), indices + (size_t)i * 4);
+		split_indices(_mm256_unpackhi_epi8(eights[i][0], eights[i][1]), indices + (size_t)i * 4 + 2);
+	}
+}
+
+/* Swaps the bits of `mask` with those `n` places higher. */
+INLINE __m256i swap_bits(__m256i x, const int n, const int64_t mask)
+{
+	const __m256i changed =
+		_mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, n)), _mm256_set1_epi64x(mask));
+
+	return _mm256_xor_si256(x, _mm256_xor_si256(changed, _mm256_slli_epi64(changed, n)));
+}
+
+/*
+ * Of n_registers times 32 channels of a weighted sum: index g of a register is the bits of tokens [4g, 4g +
+ * 4) of every channel. Lower halves of registers are of the first half of the channels, upper ones of the
+ * other.
+ */
+INLINE void indices_of_tokens(const uint8_t *const rows[], const struct kv_fast_part *part, uint32_t first,
+	uint32_t n_registers, __m256i indices[][KV_FAST_BLOCK_TOKENS / 4])
+{
+	const uint32_t n = part->n - first < SUMS_AT_ONCE ? part->n - first : SUMS_AT_ONCE;
+	const uint32_t offset = part->offset + first / 8, upper = offset + n / 16;
+
+	for (uint32_t octet = 0; octet < KV_FAST_BLOCK_TOKENS / 8; octet++) {
+		const uint8_t *const *from = rows + (size_t)octet * 8;
+		__m256i pairs[4], fours[2][2], eights[4];
+
+		UNROLL
+		for (uint32_t i = 0; i < 4; i++)
+			pairs[i] = _mm256_unpacklo_epi8(load_two(from[i] + offset, from[i] + upper),
+				load_two(from[i + 4] + offset, from[i + 4] + upper));
+		UNROLL
+		for (uint32_t i = 0; i < 2; i++) {
+			fours[0][i] = _mm256_unpacklo_epi8(pairs[i], pairs[i + 2]);
+			fours[1][i] = _mm256_unpackhi_epi8(pairs[i], pairs[i + 2]);
+		}
+		UNROLL
+		for (uint32_t i = 0; i < 2; i++) {
+			eights[2 * i] = _mm256_unpacklo_epi8(fours[i][0], fours[i][1]);
+			eights[2 * i + 1] = _mm256_unpackhi_epi8(fours[i][0], fours[i][1]);
+		}
+		for (uint32_t r = 0; r < n_registers; r++) {
+			/* Bytes of eight rows become bytes of eight channels. */
+			__m256i bits = swap_bits(eights[r], 7, 0x00AA00AA00AA00AA);
+
+			bits = swap_bits(bits, 14, 0x0000CCCC0000CCCC);
+			bits = swap_bits(bits, 28, 0x00000000F0F0F0F0);
+			split_indices(bits, &indices[r][octet * 2]);
+		}
+	}
+}
+
+INLINE void add_looked_up(__m256i sums[2], const int16_t *table, __m256i index)
+{
+	const uint8_t *bytes = (const uint8_t *)table;
+	const __m256i low = _mm256_shuffle_epi8(load_16_bytes(bytes), index),
+		      high = _mm256_shuffle_epi8(load_16_bytes(bytes + 16), index);
+
+	sums[0] = _mm256_add_epi16(sums[0], _mm256_unpacklo_epi8(low, high));
+	sums[1] = _mm256_add_epi16(sums[1], _mm256_unpackhi_epi8(low, high));
+}
+
+/* The i-th LANES of 32 sums. */
+INLINE f32_lanes f32_of_sums(const __m256i sums[2], const uint32_t i)
+{
+	const __m128i eight =
+		i / 2 == 0 ? _mm256_castsi256_si128(sums[i % 2]) : _mm256_extracti128_si256(sums[i % 2], 1);
+
+	return (f32_lanes)_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eight));
+}
+
+/* Two tables of sixteen words, as add_looked_up() reads them. */
+INLINE void store_tables(const __m256i words[2], int16_t *tables)
+{
+	const __m256i ones = _mm256_set1_epi16(255);
+	const __m256i low = _mm256_permute4x64_epi64(
+		_mm256_packus_epi16(_mm256_and_si256(words[0], ones), _mm256_and_si256(words[1], ones)),
+		0xD8);
+	const __m256i high = _mm256_permute4x64_epi64(
+		_mm256_packus_epi16(_mm256_srli_epi16(words[0], 8), _mm256_srli_epi16(words[1], 8)), 0xD8);
+
+	_mm256_storeu_si256((__m256i *)(void *)tables, _mm256_permute2x128_si256(low, high, 0x20));
+	_mm256_storeu_si256((__m256i *)(void *)(tables + 16), _mm256_permute2x128_si256(low, high, 0x31));
 }
 
 INLINE __m256i multiply_add(__m256i sum, __m256i a, __m256i b)

@@ -156,26 +156,75 @@ INLINE __m512i shift_down(__m512i words, const uint32_t n)
 	return (__m512i)((u16_words_32)words >> n);
 }
 
+/*
+ * 1 bit of K: an index is a word each of 32 rows, four of them are shifted out of a register. Weighted sums
+ * look bits up as any other code: making tables of weights for 32 tokens takes what they save.
+ */
+#define HAS_SPLIT_TABLES 0
+#define HAS_SUMS_OF_BITS 0
+#define GROUPS_OF_INDEX  4u
+
 /* Scores take 16 bytes of a row at once, sums four registers. */
 INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
 {
 	if (is_v)
 		return bits == 4 && n % (4 * LANES) == 0;
-	return (bits == 1 || bits == 2 || bits == 4 || bits == 8) && n % (128 / bits) == 0;
+	return (bits == 2 || bits == 4 || bits == 8) && n % (128 / bits) == 0;
 }
 
 /*
- * Of V: words of 4 codes, those of each shift together. Of K: the two codes that one shift takes out of 32
- * bits side by side.
+ * Of V: words of 4 codes, those of each shift together; for 1 bit see indices_of_tokens(). Of K: the two
+ * codes that one shift takes out of 32 bits side by side.
  */
-INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t slot)
+INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot)
 {
 	const uint32_t per_word = 16 / bits;
 
+	(void)n;
 	if (!is_v)
 		return slot / (2 * per_word) * (2 * per_word) + slot % (2 * per_word) / 2 +
 			slot % 2 * per_word;
 	return slot / (4 * LANES) * 4 * LANES + slot % LANES * 4 + slot / LANES % 4;
+}
+
+/* ---- 1 bit: indices of four bits each ---- */
+
+/* Higher bits of words are left: lookups do not see them. */
+INLINE __m512i index_of_group(const __m512i *indices, uint32_t quad, const uint32_t i)
+{
+	return shift_down(indices[quad], 4 * i);
+}
+
+/* Of 64 bits of 32 rows: index g is bits [4g, 4g + 4) of every row; rows from 16 on in the odd words. */
+INLINE void indices_of_rows(const uint8_t *const rows[], uint32_t offset, __m512i indices[4])
+{
+	__m512i quads[2][4];
+
+	quads_of_rows(rows, offset, quads[0]);
+	quads_of_rows(rows + 16, offset, quads[1]);
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++) {
+		indices[2 * i] =
+			_mm512_mask_blend_epi16(0xAAAAAAAA, quads[0][i], _mm512_slli_epi32(quads[1][i], 16));
+		indices[2 * i + 1] =
+			_mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(quads[0][i], 16), quads[1][i]);
+	}
+}
+
+INLINE void add_looked_up(__m512i sums[1], const int16_t *table, __m512i index)
+{
+	const __m512i entries =
+		_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)table));
+
+	sums[0] = _mm512_add_epi16(sums[0], _mm512_permutexvar_epi16(index, entries));
+}
+
+/* The i-th LANES of 32 sums: of even words, of odd words. */
+INLINE f32_lanes f32_of_sums(const __m512i sums[1], const uint32_t i)
+{
+	const __m512i sum = i == 0 ? _mm512_slli_epi32(sums[0], 16) : sums[0];
+
+	return (f32_lanes)_mm512_cvtepi32_ps(_mm512_srai_epi32(sum, 16));
 }
 
 INLINE __m512i multiply_add(__m512i sum, __m512i a, __m512i b)

@@ -1,0 +1,143 @@
+/*
+ * Scores and weighted sums of 1-bit codes, compiled once per instruction set (core/fast.h). A bit adds or
+ * subtracts a number, so the sum over four of them is one of sixteen, which are worked out once and looked up
+ * for every row or channel: one lookup and one addition of 16 bits for four products.
+ */
+#include "core/fast_set.h"
+
+#define N_SUMS           (TOKENS / WORDS)
+#define GROUPS_OF_TOKENS (TOKENS / 4)
+
+void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, uint32_t n_queries, float *dots)
+{
+	struct asking asking = begin_asking(part, rows, 0, n_queries * part->n / 16);
+
+	for (uint32_t first = 0; first < part->n; first += KV_FAST_BITS_STEP) {
+		const uint32_t n = part->n - first < KV_FAST_BITS_STEP ? part->n - first : KV_FAST_BITS_STEP;
+		i_vector indices[KV_FAST_BITS_STEP / GROUPS_OF_INDEX / 4];
+
+		indices_of_rows(rows->rows, part->offset + first / 8, indices);
+		for (uint32_t q = 0; q < n_queries; q++) {
+			const int16_t *table = queries[q].codes + part->slot + (size_t)first * 4;
+			i_vector sums[N_SUMS] = { 0 };
+
+			for (uint32_t g = 0; g < n / 4; g += 4) {
+				ask(&asking);
+				UNROLL
+				for (uint32_t i = 0; i < 4; i++)
+					add_looked_up(sums, table + (size_t)(g + i) * 16,
+						index_of_group(indices, g / 4, i));
+			}
+			UNROLL
+			for (uint32_t i = 0; i < TOKENS / LANES; i++) {
+				float *to = dots + (size_t)q * TOKENS + (size_t)i * LANES;
+				const f32_lanes sum = f32_of_sums(sums, i);
+
+				store_f32(first == 0 ? sum : load_f32(to) + sum, to);
+			}
+		}
+	}
+}
+
+#if HAS_SUMS_OF_BITS
+
+/* Sums of the weights of every four tokens, for every set of these: sum of the weights = integer * unit. */
+struct sums_of_weights {
+	int16_t tables[GROUPS_OF_TOKENS * 16];
+	float unit, all; /* all: of all weights, with the unit */
+};
+
+/* The sums of sets of four weights, a word each: word i of the set that i has the bits of. */
+INLINE __m256i sums_of_four(const int16_t *weights)
+{
+#define WORD(i, k)    (char)((i) >> (k)&1 ? 2 * (k) : -1), (char)((i) >> (k)&1 ? 2 * (k) + 1 : -1)
+#define WORDS_4(i, k) WORD(i, k), WORD(i + 1, k), WORD(i + 2, k), WORD(i + 3, k)
+#define WORDS_OF(k)                                                         \
+	{                                                                   \
+		WORDS_4(0, k), WORDS_4(4, k), WORDS_4(8, k), WORDS_4(12, k) \
+	}
+	const i8_bytes_32 places[4] = { WORDS_OF(0), WORDS_OF(1), WORDS_OF(2), WORDS_OF(3) };
+	int64_t four;
+	__m256i all;
+
+	memcpy(&four, weights, sizeof(four));
+	all = _mm256_set1_epi64x(four);
+	return _mm256_add_epi16(_mm256_add_epi16(_mm256_shuffle_epi8(all, (__m256i)places[0]),
+					_mm256_shuffle_epi8(all, (__m256i)places[1])),
+		_mm256_add_epi16(_mm256_shuffle_epi8(all, (__m256i)places[2]),
+			_mm256_shuffle_epi8(all, (__m256i)places[3])));
+}
+
+INLINE void sum_weights(const float *values, struct sums_of_weights *weights)
+{
+	f32_lanes all = load_f32(values);
+	int16_t codes[TOKENS];
+
+	for (uint32_t t = LANES; t < TOKENS; t += LANES)
+		all += load_f32(values + t);
+
+	const float sum = sum_of_lanes(all);
+	/* Rounding adds at most a half for each token. */
+	const float most = (float)(KV_FAST_WEIGHT_MAX - TOKENS / 2);
+	const f32_lanes factor = repeat_f32(sum > 0 ? most / sum : 0);
+	f32_lanes total = { 0 };
+
+	UNROLL
+	for (uint32_t t = 0; t < TOKENS; t += LANES) {
+		const f32_lanes weights_of = load_f32(values + t) * factor;
+
+		total += (f32_lanes)to_f32((i_vector)rounded(weights_of));
+		store_rounded((f_vector)weights_of, codes + t);
+	}
+	UNROLL
+	for (uint32_t g = 0; g < GROUPS_OF_TOKENS; g += 2) {
+		const __m256i two[2] = { sums_of_four(codes + (size_t)g * 4),
+			sums_of_four(codes + (size_t)g * 4 + 4) };
+
+		store_tables(two, weights->tables + (size_t)g * 16);
+	}
+	weights->unit = sum / most;
+	weights->all = sum_of_lanes(total) * weights->unit;
+}
+
+void OF_SET(kv_fast_sum_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const float *scaled, uint32_t n_queries, float *const *sums)
+{
+	struct sums_of_weights weights[KV_FAST_QUERIES_MAX];
+	struct asking asking = begin_asking(part, rows, 0, n_queries * part->n_slots / 32);
+
+	for (uint32_t q = 0; q < n_queries; q++)
+		sum_weights(scaled + (size_t)q * TOKENS, &weights[q]);
+	for (uint32_t first = 0; first < part->n_slots; first += SUMS_AT_ONCE) {
+		const uint32_t n =
+			part->n_slots - first < SUMS_AT_ONCE ? part->n_slots - first : SUMS_AT_ONCE;
+		i_vector indices[SUMS_AT_ONCE / 32][GROUPS_OF_TOKENS / GROUPS_OF_INDEX];
+
+		indices_of_tokens(rows->rows, part, first, n / 32, indices);
+		for (uint32_t q = 0; q < n_queries; q++) {
+			/* Plus where the bit is set, else minus: twice the former, less all. */
+			const f32_lanes twice = repeat_f32(2 * weights[q].unit),
+					all = repeat_f32(weights[q].all);
+
+			for (uint32_t r = 0; r < n / 32; r++) {
+				i_vector found[N_SUMS] = { 0 };
+
+				ask(&asking);
+				UNROLL
+				for (uint32_t g = 0; g < GROUPS_OF_TOKENS; g++)
+					add_looked_up(found, weights[q].tables + (size_t)g * 16,
+						index_of_group(indices[r], g / 4, g % 4));
+				UNROLL
+				for (uint32_t i = 0; i < 32 / LANES; i++) {
+					float *to = sums[q] + part->slot + first + (size_t)r * 32 +
+						(size_t)i * LANES;
+
+					store_f32(load_f32(to) + (f32_of_sums(found, i) * twice - all), to);
+				}
+			}
+		}
+	}
+}
+
+#endif
