@@ -97,7 +97,9 @@ class Dashboard(unittest.TestCase):
         self.browser.run("round()")
         self.wait_text("#tenants tbody", "1 of 9")
         cells = self.browser.run("return [...document.querySelectorAll('#tenants tbody td')].map((e) => e.textContent)")
-        self.assertEqual((len(cells), cells[0], cells[1], cells[4], cells[6]), (7, uid, "3", "1 of 9", "0"))
+        titles = self.browser.run("return [...document.querySelectorAll('#tenants thead th')].map((e) => e.textContent)")
+        self.assertEqual(titles, ["Tenant", "Weight", "Bytes", "Tokens", "Sessions", "Requests", "Tier bytes", "Refused"])
+        self.assertEqual((len(cells), cells[0], cells[1], cells[4], cells[6], cells[7]), (8, uid, "3", "1 of 9", "0 B", "0"))
         self.assertNotIn("of", cells[2])
         control.clear_tenant(uid)
 
