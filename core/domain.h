@@ -153,6 +153,7 @@ struct kv_sequence {
 	struct kv_tier_image image;
 	struct kv_list_node in_moves; /* the mover's */
 	uint64_t spill_ns;            /* used_ns when spilling began */
+	uint64_t fetched_ns;          /* the mover's: when it came back last */
 	uint64_t created_ns, used_ns;
 	uint32_t *planned;   /* [n_layers] */
 	uint32_t *committed; /* [n_layers] */

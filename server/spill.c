@@ -270,12 +270,21 @@ static bool is_tight(const struct srv_spill *spill, const struct kv_pool *pool)
 	return false;
 }
 
+/* What came back was wanted: it stays as if it were used, and long enough to be asked for again. */
+static bool is_idle(const struct srv_server *server, const struct kv_sequence *sequence)
+{
+	const uint64_t idle_ns = server->options->spill_idle_ms * KV_NS_PER_MS;
+	const uint64_t stay_ns = idle_ns > SRV_SPILL_STAY_NS ? idle_ns : SRV_SPILL_STAY_NS;
+
+	return server->now_ns - sequence->used_ns >= idle_ns &&
+		(sequence->fetched_ns == 0 || server->now_ns - sequence->fetched_ns >= stay_ns);
+}
+
 static void look_at(struct srv_spill *spill, struct kv_sequence *sequence)
 {
 	const struct srv_server *server = spill->server;
-	const uint64_t idle_ns = server->options->spill_idle_ms * KV_NS_PER_MS;
 
-	if (sequence->residence != KV_RESIDENT || server->now_ns - sequence->used_ns < idle_ns ||
+	if (sequence->residence != KV_RESIDENT || !is_idle(server, sequence) ||
 		sequence->session->n_outstanding > 0 || !is_tight(spill, sequence->pool))
 		return;
 	/* A tenant whose quota is used up has been told nothing, so nothing is counted as refused. */

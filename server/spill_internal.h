@@ -11,6 +11,8 @@
 #define SRV_SPILL_CHUNK_BYTES 1048576u
 #define SRV_SPILL_SCAN_NS     (50 * KV_NS_PER_MS)
 #define SRV_SPILL_SCAN_MAX    64u /* sequences looked at in one scan */
+/* Who asked for it was told BUSY_RETRY, and clients pause for up to a second before they ask again. */
+#define SRV_SPILL_STAY_NS (2000 * KV_NS_PER_MS)
 
 enum srv_spill_state {
 	SPILL_IDLE,

@@ -194,6 +194,7 @@ static void end_job(struct srv_spill *spill)
 			srv_log(SRV_LOG_ERROR,
 				"sequence %llu of pool %s is lost: what came back from its tier is damaged",
 				(unsigned long long)sequence->id, sequence->pool->spec->name);
+		sequence->fetched_ns = spill->server->now_ns;
 		kv_sequence_fetch_end(sequence, is_whole);
 	}
 }

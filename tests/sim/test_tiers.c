@@ -499,6 +499,37 @@ START_TEST(test_policy_and_snapshots)
 }
 END_TEST
 
+/* The policy leaves who was brought back alone, until a client that pauses as long as clients do has come. */
+START_TEST(test_what_came_back_stays)
+{
+	struct sim_config config = sim_config_plain(9);
+	struct sim_peer *peer;
+	uint64_t handle;
+
+	config.lease_ms = 3600000;
+	config.host_tier_bytes = 1 << 20;
+	config.spill_idle_ms = 20;
+	sim_world_init(&world, &config);
+	peer = sim_script_connect(&world, 0);
+	handle = sim_script_open(peer, 0, "a");
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 60), KV_OK);
+	for (uint32_t round = 1; round <= 2; round++) {
+		sim_script_pass(&world, 3000 * MS);
+		ck_assert_int_eq(residence(handle, 1), KV_SPILLED);
+		if (round == 1)
+			ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, handle, 1), KV_OK);
+		else
+			ck_assert_int_eq(
+				sim_script_decode(peer, handle, 1, KV_LENGTH_PLANNED), KV_BUSY_RETRY);
+		sim_script_pass(&world, 1500 * MS);
+		ck_assert_int_eq(sim_script_decode(peer, handle, 1, KV_LENGTH_PLANNED), KV_OK);
+		ck_assert_uint_eq(world.server->counters.spills, round);
+		ck_assert_uint_eq(world.server->counters.fetches, round);
+	}
+	sim_script_end(&world);
+}
+END_TEST
+
 int main(void)
 {
 	TCase *tcase = tcase_create("tiers");
@@ -517,6 +548,7 @@ int main(void)
 	tcase_add_loop_test(tcase, test_damage_is_found, 0, 2);
 	tcase_add_test(tcase, test_a_bad_directory);
 	tcase_add_test(tcase, test_policy_and_snapshots);
+	tcase_add_test(tcase, test_what_came_back_stays);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
 }
