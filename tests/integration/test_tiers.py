@@ -50,7 +50,9 @@ def mounted(folder, options):
         return None
 
 
-class Tiers(unittest.TestCase):
+class ThereAndBack:
+    """For test cases: five sequences go out to a tier and come back."""
+
     def until(self, daemon, condition):
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
@@ -79,6 +81,8 @@ class Tiers(unittest.TestCase):
             fill_more = np.ones((2, 3, 2, 64), np.float32)
             session.append_layers(1, k=fill_more, v=fill_more)
 
+
+class Tiers(ThereAndBack, unittest.TestCase):
     def test_host_memory(self):
         with Daemon("--pool", DEMO, "--host-tier-bytes", "4MiB") as daemon:
             self.there_and_back(daemon, "host")
