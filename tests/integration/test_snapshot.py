@@ -11,6 +11,7 @@ import unittest
 
 import numpy as np
 
+import test_tiers
 import tqkv
 from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon
 
@@ -216,7 +217,34 @@ class Snapshots(unittest.TestCase):
         self.assertEqual(failed.returncode, 3, failed.stderr)
         self.assertIn("differs from the snapshot's in v", failed.stderr)
 
-    def test_without_a_directory_or_in_a_full_one(self):
+    def test_a_full_disk(self):
+        """FAILURES S1: IO_ERROR that says so, the older snapshot stays, nothing half-written is left, rows are as before."""
+        wrapper = test_tiers.mounted(self.path, "size=128k")
+        if not wrapper:
+            self.skipTest("mounting is denied here")
+        with Daemon("--pool", DEMO, "--snapshot-dir", self.path, wrapper=wrapper) as daemon, \
+                tqkv.Client(daemon.addr) as client:
+            session = client.open("demo", session="a")
+            fill(session)
+            before = outputs(session)
+            self.assertEqual(ctl(daemon, "snapshot", "s").returncode, 0)
+            other = client.open("demo", session="b")
+            for sequence in range(1, 4):
+                k, v = rows(sequence, 240)
+                other.append_layers(sequence, k=np.stack([k, k]), v=np.stack([v, v]))
+            for name in ("s", "t"):
+                done = ctl(daemon, "snapshot", name)
+                self.assertEqual(done.returncode, 1)
+                self.assertRegex(done.stderr, r"IO_ERROR.*No space left on device")
+            seen = pathlib.Path(f"/proc/{daemon.process.pid}/root{self.path}")
+            self.assertEqual(os.listdir(seen), ["s.tqkv"])
+            self.assertEqual(outputs(session), before)
+            session.close()
+            self.assertEqual(ctl(daemon, "restore", "s").returncode, 0)
+            self.assertEqual(outputs(client.attach("a")), before)
+            self.assertTrue(daemon.get("/v1/audit")["is_clean"])
+
+    def test_without_a_directory_or_with_one_that_cannot_be_made(self):
         with Daemon("--pool", DEMO) as daemon:
             status, problem = daemon.request("POST", "/v1/snapshot", {"name": "s"})
             self.assertEqual((status, problem["code"]), (409, "BAD_STATE"))
