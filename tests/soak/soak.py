@@ -209,6 +209,8 @@ def connect_and_go(daemon, n_connects):
     for sock in held:
         sock.close()
     wait_until("no connection is left", is_empty)
+    some(5000)  # pages that the first of them touch are no growth
+    wait_until("no connection is left", is_empty)
     n_descriptors, resident_bytes = daemon.n_descriptors(), daemon.resident_bytes()
     some(n_connects)
     wait_until("no connection is left", is_empty)
