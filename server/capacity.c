@@ -95,6 +95,8 @@ static enum kv_status read_pool(
 		ask->token_bytes += spec->token_bytes[g];
 	ask->token_dense_bytes = 2 * n_numbers;
 	ask->token_wire_bytes = number_bytes * n_numbers;
+	ask->exact_tokens = spec->exact_tokens;
+	ask->ring_token_bytes = spec->exact_tokens > 0 ? spec->token_bytes[spec->n_groups] : 0;
 	ask->block_size = spec->block_size;
 	ask->n_layers = spec->n_layers;
 	snprintf(ask->k_format, sizeof(ask->k_format), "%s", kv_pool_spec_format_name(spec, false));
@@ -149,17 +151,26 @@ enum kv_status srv_capacity_work_out(const struct srv_capacity_ask *ask, uint64_
 		.device_bytes_per_s = ask->device_bytes_per_s ? ask->device_bytes_per_s : device_bytes_per_s,
 		.context_blocks = ((uint64_t)ask->context_tokens + ask->block_size - 1) / ask->block_size,
 	};
+	const uint64_t n_ring = ask->exact_tokens / ask->block_size;
+	const uint64_t ring_tokens =
+		(n_ring < made.context_blocks ? n_ring : made.context_blocks) * ask->block_size;
 	uint64_t all_tokens;
 
 	if (!kv_mul_u64(ask->block_size, ask->token_bytes, &made.block_bytes) ||
+		!kv_mul_u64(ring_tokens, ask->ring_token_bytes, &made.ring_bytes) ||
 		!kv_mul_u64(made.context_blocks, made.block_bytes, &made.context_bytes) ||
+		!kv_add_u64(made.context_bytes, made.ring_bytes, &made.context_bytes) ||
 		!kv_mul_u64(made.context_bytes, ask->n_sessions, &made.asked_bytes) ||
 		!kv_mul_u64(ask->context_tokens, ask->n_sessions, &all_tokens) ||
 		!kv_mul_u64(all_tokens, ask->token_bytes, &made.read_bytes))
 		return kv_fail(err, KV_BAD_ARG, "so many bytes cannot be counted in 64 bits");
-	made.n_blocks = made.memory_bytes / made.block_bytes;
+	/* Less than asked_bytes, which has been counted. */
+	const uint64_t rings_bytes = made.ring_bytes * ask->n_sessions;
+
+	if (rings_bytes < made.memory_bytes)
+		made.n_blocks = (made.memory_bytes - rings_bytes) / made.block_bytes;
 	made.n_tokens = made.n_blocks * ask->block_size;
-	made.n_sessions = made.n_blocks / made.context_blocks;
+	made.n_sessions = made.memory_bytes / made.context_bytes;
 	made.does_fit = made.n_sessions >= ask->n_sessions;
 	if (made.device_bytes_per_s > 0) {
 		made.floor_us = time_us((double)made.read_bytes, made.device_bytes_per_s);
@@ -179,7 +190,8 @@ uint64_t srv_capacity_device_rate(const char *backend, const char *device)
 	/* Reads of 16 bytes, measured: gpu/KERNELS.md. */
 	if (strstr(device, "H200"))
 		return 4630000000000ull;
-	return strcmp(backend, "cpu") == 0 ? srv_capacity_memory_rate() : 0;
+	return strcmp(backend, "cpu") == 0 || strcmp(backend, "cpu-scalar") == 0 ? srv_capacity_memory_rate()
+										 : 0;
 }
 
 static uint64_t now_ns(void)

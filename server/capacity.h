@@ -7,10 +7,10 @@
  *	token_bytes        stored bytes of one token: K and V rows of all KV heads and layers
  *	block_bytes        B * token_bytes
  *	context_blocks     ceil(T / B): a context takes whole blocks
- *	context_bytes      context_blocks * block_bytes
- *	fits.n_blocks      floor(M / block_bytes)
- *	fits.n_tokens      fits.n_blocks * B
- *	fits.n_sessions    floor(fits.n_blocks / context_blocks)
+ *	ring_bytes         min(context_blocks, exact_tokens / B) * B * bf16 bytes of one token: the exact
+ *window context_bytes      context_blocks * block_bytes + ring_bytes fits.n_blocks      floor((M - S *
+ *ring_bytes) / block_bytes), 0 where the rings alone are more than M fits.n_tokens      fits.n_blocks * B
+ *	fits.n_sessions    floor(M / context_bytes)
  *	asked.bytes        S * context_bytes
  *	decode.read_bytes  S * T * token_bytes: a decode step of one token reads every stored row once
  *	decode.floor_us    ceil(10^6 * decode.read_bytes / device_bytes_per_s)
@@ -20,7 +20,7 @@
  *	ingest.all_us        S times as much, since all come over one link
  *
  * A floor is a bound from below: no arithmetic, no launch and no round trip is in it. Layers with a window
- *hold and read less than this says.
+ * hold and read less than this says. Rows of an exact window are read as they are stored here.
  */
 #ifndef SERVER_CAPACITY_H
 #define SERVER_CAPACITY_H
@@ -35,7 +35,8 @@
 
 struct srv_capacity_ask {
 	uint64_t token_bytes, token_dense_bytes, token_wire_bytes; /* stored; as bf16; as row_dtype */
-	uint32_t block_size, n_layers;
+	uint64_t ring_token_bytes; /* of a token in the exact window, beside token_bytes; 0 without one */
+	uint32_t block_size, n_layers, exact_tokens;
 	uint32_t context_tokens, n_sessions;
 	uint64_t memory_bytes;       /* 0: the daemon's arena */
 	uint64_t link_bytes_per_s;   /* never 0 */
@@ -44,7 +45,7 @@ struct srv_capacity_ask {
 };
 
 struct srv_capacity {
-	uint64_t block_bytes, context_blocks, context_bytes, memory_bytes;
+	uint64_t block_bytes, context_blocks, ring_bytes, context_bytes, memory_bytes;
 	uint64_t n_blocks, n_tokens, n_sessions;
 	uint64_t asked_bytes;
 	bool does_fit;

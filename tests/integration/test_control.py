@@ -361,6 +361,12 @@ class Metrics(Case):
                         ("queries", 1),
                         ("items_ok", 2), ("batches", 2), ("sessions_opened", 1)):
             self.assertEqual(after[f"tqkv_{name}_total"] - before[f"tqkv_{name}_total"], n, name)
+        # Two requests in two batches: each waited, was copied in and out, and computed. OPEN and HELLO make no batch.
+        for name, n in (("queue", 2), ("copy_in", 2), ("kernel", 2), ("copy_out", 2), ("request", 2)):
+            grown = {part: after[f"tqkv_{name}_seconds_{part}"] - before[f"tqkv_{name}_seconds_{part}"] for part in ("count", "sum")}
+            self.assertEqual(grown["count"], n, name)
+            self.assertTrue(0 <= grown["sum"] < PATIENCE_S, (name, grown))
+        self.assertGreater(after["tqkv_request_seconds_sum"], before["tqkv_request_seconds_sum"])
         self.assertEqual(after["tqkv_ready"], 1)
         self.assertEqual(after["tqkv_resident_bytes"] > 1 << 20, True)
 
@@ -514,9 +520,12 @@ class Secrets(Case):
         session = raw.open(b"exact", name=b"named")
         append(raw, session, 1, 0, 2)
         (self.daemon.folder / "private.txt").write_text(SECRET)
-        paths = ["/livez", "/readyz", "/readyz?deep=1", "/metrics", "/v1/info", "/v1/pools", "/v1/occupancy",
-                 "/v1/sessions",
-                 f"/v1/sessions/{session:016x}", "/v1/connections", "/v1/config", "/env", "/v1/env", "/v1/environment",
+        described = [path.replace("{id}", f"{session:016x}").replace("{sequence}", "1").replace("{name}", "exact")
+                     .replace("{tenant}", "_default") for path in self.get("/v1/openapi.json")["paths"]]
+        self.assertGreater(len(described), 25)
+        # What ends the session comes last, and the daemon's end not at all.
+        described = sorted((path for path in described if path != "/v1/drain"), key=lambda path: path == f"/v1/sessions/{session:016x}")
+        paths = [*described, "/readyz?deep=1", "/env", "/v1/env", "/v1/environment",
                  "/proc/self/environ", "/v1/config?file=/proc/self/environ", "/../../../proc/self/environ",
                  "/%2e%2e/%2e%2e/proc/self/environ", f"/v1/pools/{self.daemon.folder}/private.txt", "/debug/pprof/",
                  "/metrics/reset"]

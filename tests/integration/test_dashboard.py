@@ -82,7 +82,16 @@ class Dashboard(unittest.TestCase):
             self.session.decode_batch({n: np.ones((4, 64), np.float32) for n in range(1, 6)}, 0)
             self.browser.run("round()")
             self.browser.wait("return samples.length > arguments[0]", step - 39)
-        self.browser.wait("return document.querySelector('#chart_requests path').getAttribute('d').includes('L')")
+        for chart, line in (("blocks", "path.owned"), ("requests", "path.l1"), ("rows", "path.l2"), ("latency", "path.l1"),
+                            ("latency", "path.l2")):
+            self.browser.wait("return document.querySelector(arguments[0]).getAttribute('d').includes('L')", f"#chart_{chart} {line}")
+        label = "return document.querySelector(arguments[0]).getAttribute('aria-label')"
+        self.assertEqual(self.browser.run(label, "#chart_blocks"), "Blocks by state over time; now 15 owned, 49 free")
+        self.assertRegex(self.browser.run(label, "#chart_latency"), r"^Request latency, p50 and p99; now \S+ (µs|ms|s) and ")
+        self.assertRegex(self.text("#tiles"), r"p50 \S+ (µs|ms|s), p99 \S+ (µs|ms|s)")
+        info = self.daemon.get("/v1/info")
+        for part in (info["backend"], info["device"], info["io"], info["io_reason"], info["instruction_set"], info["boot_id"]):
+            self.assertIn(part, self.text("#chosen"))
         loaded = self.browser.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
         self.assertTrue(loaded)
         self.assertEqual([url for url in loaded if not url.startswith(f"http://{self.daemon.http}/")], [])
@@ -115,6 +124,10 @@ class Dashboard(unittest.TestCase):
         wide = self.browser.run("""return [...document.querySelectorAll("main *")].filter((e) =>
             e.getBoundingClientRect().right > 401 && !e.closest(".scroll")).map((e) => e.tagName + "#" + e.id)""")
         self.assertEqual(wide, [])
+        stuck = self.browser.run("""return [...document.querySelectorAll(".scroll")].filter((e) =>
+            e.scrollWidth > e.clientWidth && e.tabIndex !== 0).length""")
+        self.assertEqual(stuck, 0)
+        self.assertGreater(self.browser.run("const e = document.querySelector('.scroll'); return e.scrollWidth - e.clientWidth"), 0)
         self.shot("narrow")
 
     def test_dark(self):
@@ -224,6 +237,19 @@ class Dashboard(unittest.TestCase):
             self.wait_text("#login_error", "not known")
             self.assertIsNone(self.browser.run("return sessionStorage.getItem('tqkv_token')"))
             self.browser.console()  # refusals stand there
+
+    def test_a_daemon_that_drains(self):
+        """Health is what /readyz says: a daemon that was told to stop says so while its sessions go on."""
+        with Daemon("--backend", "cpu", "--pool", DEMO, "--drain-timeout-ms", "60000") as daemon, tqkv.Client(daemon.addr) as client, \
+                client.open("demo", "last"):
+            self.browser.open(f"http://{daemon.http}/")
+            self.wait_text("#health .text", "ready")
+            self.assertEqual(self.browser.run("return document.querySelector('#health').dataset.state"), "ready")
+            self.assertEqual(daemon.request("POST", "/v1/drain", {})[0], 202)
+            self.browser.run("round()")
+            self.wait_text("#health .text", "draining")
+            self.assertEqual(self.browser.run("return document.querySelector('#health').dataset.state"), "draining")
+        self.browser.console()  # /readyz answers 503
 
     def test_a_daemon_that_is_gone(self):
         """An old picture says that it is old."""

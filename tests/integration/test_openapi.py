@@ -1,6 +1,7 @@
 """The description of the control API that the daemon serves: valid, and true of every answer of a real daemon."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -236,28 +237,66 @@ class Numbers(unittest.TestCase):
             self.assertEqual(plan["context_blocks"], 63)
             self.assertTrue(plan["asked"]["does_fit"])
             self.assertGreater(plan["decode"]["floor_us"], 0)
+            windowed = dict(PLAN["pool"], exact_tokens=32)
+            status, plan = daemon.request("POST", "/v1/plan", {"pool": windowed, "context_tokens": 1000, "sessions": 3})
+            self.assertEqual(status, 200, plan)
+            self.assertEqual(daemon.request("POST", "/v1/pools", dict(windowed, name="windowed", block_size=16, blocks=100))[0], 201)
+            made = daemon.get("/v1/occupancy")["pools"][-1]
+            ring_bytes = 2 * made["exact_window"]["block_bytes"]
+            self.assertEqual(plan["context_bytes"], 63 * made["groups"][0]["block_bytes"] + ring_bytes)
+            self.assertEqual(plan["fits"]["n_sessions"], (256 << 20) // plan["context_bytes"])
+            self.assertEqual(plan["fits"]["n_blocks"], ((256 << 20) - 3 * ring_bytes) // plan["block_bytes"])
 
     def test_sorted_lists_page_in_order(self):
         with Daemon("--backend", "cpu", "--pool", EXACT, "--sessions-max", "2000") as daemon, \
                 frames.Raw(daemon.addr) as raw:
             raw.hello()
             row = struct.pack("<64f", *[0.5] * 64)
-            expected = {}
+            other = frames.Raw(daemon.tcp)
+            self.addCleanup(other.close)
+            other.hello()
+            expected = []
             for i in range(40):
-                handle = raw.open(b"exact", name=b"s%d" % i)
-                n = (7 * i) % 13
+                who = other if i % 3 == 0 else raw
+                handle = who.open(b"exact", name=b"s%d" % i)
+                n, n_sequences, n_queries = (7 * i) % 13, (5 * i) % 4, (3 * i) % 11
                 if n:
-                    raw.call(frames.rows(frames.APPEND, handle, [(1, 0, n, 0, 1)], n_layers=2, k=row * 2 * n, v=row * 2 * n))
-                expected[f"{handle:016x}"] = n
-            for limit in (256, 7, 1):
-                rows, cursor = [], ""
-                while cursor is not None:
-                    page = daemon.get(f"/v1/sessions?sort=tokens&limit={limit}" + (f"&cursor={cursor}" if cursor else ""))
-                    rows += page["sessions"]
-                    cursor = page["cursor_next"]
-                tokens = [entry["memory"]["n_tokens"] for entry in rows]
-                self.assertEqual(tokens, sorted(tokens, reverse=True))
-                self.assertEqual({entry["id"]: entry["memory"]["n_tokens"] for entry in rows}, expected)
+                    who.call(frames.rows(frames.APPEND, handle, [(1, 0, n, 0, 1)], n_layers=2, k=row * 2 * n, v=row * 2 * n))
+                    for sequence in range(2, 2 + n_sequences):
+                        who.call(frames.rows(frames.APPEND, handle, [(sequence, 0, 1, 0, 1)], n_layers=2, k=row * 2, v=row * 2))
+                        cut = struct.pack("<QIIIHHQ", sequence, 0, 0, 0, 0, 0, 0)  # there are fewer blocks than sequences
+                        self.assertEqual(who.call(frames.frame(frames.TRUNCATE, items=[cut], session=handle)).item_statuses(), [0])
+                    for _ in range(n_queries):
+                        who.call(frames.rows(frames.DECODE, handle, [(1, n, 0, 1, 0)], q=struct.pack("<128f", *[0.1] * 128)))
+                n_rows = 2 * (n + n_sequences) if n else 0
+                expected.append({"id": f"{handle:016x}", "tenant": "tcp" if i % 3 == 0 else str(os.getuid()), "age": -i, "tokens": n,
+                                 "bytes": n * 4 * len(row), "sequences": (1 + n_sequences) if n else 0, "rows_in": n_rows,
+                                 "queries": n_queries if n else 0})
+            seen = {"tokens": lambda entry: entry["memory"]["n_tokens"], "bytes": lambda entry: entry["memory"]["stored_bytes"],
+                    "sequences": lambda entry: entry["n_sequences"], "rows_in": lambda entry: entry["n_rows_in"],
+                    "queries": lambda entry: entry["n_queries"], "age": lambda entry: -int(entry["name"][1:])}
+            for sort, key in seen.items():
+                for tenant in (None, "tcp", str(os.getuid())):
+                    those = {entry["id"]: entry[sort] for entry in expected if tenant in (None, entry["tenant"])}
+                    for limit in (256, 7, 1) if sort == "tokens" else (7,):
+                        path = f"/v1/sessions?sort={sort}&limit={limit}" + (f"&tenant={tenant}" if tenant else "")
+                        with self.subTest(path):
+                            rows, cursor = [], ""
+                            while cursor is not None:
+                                page = daemon.get(path + (f"&cursor={cursor}" if cursor else ""))
+                                rows += page["sessions"]
+                                cursor = page["cursor_next"]
+                            values = [key(entry) for entry in rows]
+                            self.assertEqual(values, sorted(values, reverse=True))
+                            self.assertEqual(len(rows), len(those))
+                            self.assertEqual({entry["id"]: key(entry) for entry in rows}, those)
+            # Without an order the filter holds over pages as well.
+            rows, cursor = [], ""
+            while cursor is not None:
+                page = daemon.get("/v1/sessions?tenant=tcp&limit=5" + (f"&cursor={cursor}" if cursor else ""))
+                rows += page["sessions"]
+                cursor = page["cursor_next"]
+            self.assertEqual(sorted(entry["id"] for entry in rows), sorted(entry["id"] for entry in expected if entry["tenant"] == "tcp"))
 
     def test_a_deleted_session_is_gone_for_its_client(self):
         with Daemon("--backend", "cpu", "--pool", EXACT) as daemon, frames.Raw(daemon.addr) as raw:

@@ -76,6 +76,40 @@ START_TEST(test_capacity_defaults)
 }
 END_TEST
 
+/*
+ * An exact window takes room beside the pages. tq4: 2 layers of 72 bytes a token, blocks of 2304; 512 bytes a
+ * token as bf16, ring blocks of 8192. 100 tokens: 7 blocks and 2 ring blocks; 10 tokens: one of each.
+ */
+START_TEST(test_capacity_exact_window)
+{
+#define WINDOWED                                                                                         \
+	"{\"pool\": {\"layers\": 2, \"q_heads\": 2, \"kv_heads\": 1, \"head_dim\": 64, \"k\": \"tq4\", " \
+	"\"v\": \"tq4\", \"exact_tokens\": 32}, \"memory_bytes\": 100000, \"sessions\": 2, "             \
+	"\"context_tokens\": "
+	ck_assert_msg(read_text(WINDOWED "100}") == KV_OK, "%s", error.msg);
+	ck_assert_int_eq(srv_capacity_work_out(&ask, 0, 0, &capacity, &error), KV_OK);
+	ck_assert_uint_eq(ask.token_bytes, 144);
+	ck_assert_uint_eq(ask.ring_token_bytes, 512);
+	ck_assert_uint_eq(capacity.ring_bytes, 16384);
+	ck_assert_uint_eq(capacity.context_bytes, 7 * 2304 + 2 * 8192);
+	ck_assert_uint_eq(capacity.n_sessions, 3);
+	ck_assert_uint_eq(capacity.n_blocks, 29); /* (100000 - 2 * 16384) / 2304 */
+	ck_assert_uint_eq(capacity.n_tokens, 464);
+	ck_assert_uint_eq(capacity.asked_bytes, 65024);
+	ck_assert(capacity.does_fit);
+	ck_assert_int_eq(read_text(WINDOWED "10}"), KV_OK);
+	ck_assert_int_eq(srv_capacity_work_out(&ask, 0, 0, &capacity, &error), KV_OK);
+	ck_assert_uint_eq(capacity.context_bytes, 2304 + 8192);
+	ask.n_sessions = 13; /* the rings alone are more than there is */
+	ck_assert_int_eq(srv_capacity_work_out(&ask, 0, 0, &capacity, &error), KV_OK);
+	ck_assert_uint_eq(capacity.n_blocks, 0);
+	ck_assert_uint_eq(capacity.n_sessions, 9);
+	ck_assert(!capacity.does_fit);
+	ask.ring_token_bytes = UINT64_MAX / 2;
+	ck_assert_int_eq(srv_capacity_work_out(&ask, 0, 0, &capacity, &error), KV_BAD_ARG);
+}
+END_TEST
+
 /* What is wrong is named; numbers beyond 64 bits are refused, not wrapped. */
 START_TEST(test_capacity_refuses)
 {
@@ -118,6 +152,7 @@ START_TEST(test_capacity_device_rate)
 
 	ck_assert_uint_gt(rate, 1000000);
 	ck_assert_uint_eq(srv_capacity_memory_rate(), rate);
+	ck_assert_uint_eq(srv_capacity_device_rate("cpu-scalar", "CPU"), rate);
 }
 END_TEST
 
@@ -128,6 +163,7 @@ int main(void)
 
 	tcase_add_test(tcase, test_capacity_by_hand);
 	tcase_add_test(tcase, test_capacity_defaults);
+	tcase_add_test(tcase, test_capacity_exact_window);
 	tcase_add_test(tcase, test_capacity_refuses);
 	tcase_add_test(tcase, test_capacity_device_rate);
 	suite_add_tcase(suite, tcase);

@@ -153,6 +153,9 @@ START_TEST(test_http_access_limits_failures)
 	ask("GET", "/v1/info", BEARER(ADMIN), NULL);
 	ck_assert_int_eq(response.status, 429);
 	ck_assert_ptr_nonnull(kv_test_header(&response, "Retry-After"));
+	ck_assert_str_eq(kv_test_header(&response, "Content-Type"), "application/problem+json");
+	ck_assert_ptr_nonnull(strstr(response.body, "\"status\":429"));
+	ck_assert_ptr_nonnull(strstr(response.body, "\"code\":\"LIMIT\""));
 	ask("GET", "/livez", "", NULL);
 	ck_assert_int_eq(response.status, 200);
 	ck_assert_uint_eq(atomic_load(&test.http->counters.logins_failed), 10);
