@@ -190,10 +190,12 @@ void srv_control_sequence(struct srv_server *server, struct srv_control *control
 	}
 	const struct kv_sequence *sequence = kv_sequence_find(session, control->sequence_id);
 
-	if (!sequence || control->group_idx >= session->pool->spec->n_groups) {
-		control->status = sequence ? kv_fail(&control->error, KV_NOT_FOUND, "the pool has %u groups",
-						     session->pool->spec->n_groups)
-					   : kv_fail(&control->error, KV_NOT_FOUND, "no such sequence");
+	/* The one behind the last group is the exact window's. */
+	if (!sequence || control->group_idx >= session->pool->spec->n_tables) {
+		control->status = sequence
+			? kv_fail(&control->error, KV_NOT_FOUND, "the pool has %u kinds of blocks",
+				  session->pool->spec->n_tables)
+			: kv_fail(&control->error, KV_NOT_FOUND, "no such sequence");
 		return;
 	}
 	const struct kv_pool *pool = session->pool;

@@ -169,6 +169,7 @@ static bool is_refused_by_login(
 
 	if (is_limited(request, key)) {
 		atomic_fetch_add(&request->http->counters.logins_limited, 1);
+		request->is_shut_out = true;
 		*result = srv_http_problem(request, MHD_HTTP_TOO_MANY_REQUESTS, "LIMIT",
 			"too many failed logins from this address; try again in a minute");
 		return true;

@@ -47,7 +47,8 @@ enum MHD_Result srv_http_queue(
 	if (request->location[0])
 		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION, request->location);
 	if (http_status == MHD_HTTP_SERVICE_UNAVAILABLE || http_status == MHD_HTTP_TOO_MANY_REQUESTS)
-		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+		(void)MHD_add_response_header(
+			response, MHD_HTTP_HEADER_RETRY_AFTER, request->is_shut_out ? "60" : "1");
 	if (http_status == MHD_HTTP_UNAUTHORIZED)
 		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
 	srv_http_count(request, http_status);

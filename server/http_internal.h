@@ -117,6 +117,7 @@ struct srv_http_request {
 	char names[SRV_HTTP_NAMES_MAX][SRV_HTTP_NAME_BYTES]; /* parts of the path that are names, unescaped */
 	char allow[48];                                      /* 405 */
 	char location[KV_POOL_NAME_BYTES_MAX + 16];          /* 201 */
+	bool is_shut_out; /* after failed logins: trying again at once is of no use */
 };
 
 /* One address. The second one serves health and metrics only, without login. */

@@ -333,5 +333,28 @@ class Numbers(unittest.TestCase):
             self.assertEqual(table["blocks"][0]["n_owners"], 1)
 
 
+    def test_block_tables_of_groups_and_of_the_exact_window(self):
+        """The group behind the last one is the exact window, where the pool has one; each table pages by itself."""
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--pool", EXACT.replace("name=exact", "name=ring,exact_tokens=32")) as daemon, \
+                frames.Raw(daemon.addr) as raw:
+            raw.hello()
+            row = struct.pack("<64f", *[0.5] * 64)
+            for name, n_tables in ((b"exact", 1), (b"ring", 2)):
+                handle = raw.open(name)
+                raw.call(frames.rows(frames.APPEND, handle, [(1, 0, 70, 0, 1)], n_layers=2, k=row * 140, v=row * 140))
+                path = f"/v1/sessions/{handle:016x}/sequences/1"
+                for group, n_blocks in list(enumerate((5, 2)))[:n_tables]:
+                    blocks, cursor = [], "0"
+                    while cursor is not None:
+                        page = daemon.get(f"{path}?group={group}&limit=2&cursor={cursor}")
+                        self.assertEqual((page["group"], page["sequence"]["n_blocks"]), (group, 5))
+                        blocks += page["blocks"]
+                        cursor = page["cursor_next"]
+                    self.assertEqual([block["n_owners"] for block in blocks], [1] * n_blocks)
+                    self.assertEqual(len({block["id"] for block in blocks}), n_blocks)
+                status, problem = daemon.request("GET", f"{path}?group={n_tables}")
+                self.assertEqual((status, problem["code"]), (404, "NOT_FOUND"))
+
+
 if __name__ == "__main__":
     unittest.main()
