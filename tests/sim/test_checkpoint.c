@@ -393,6 +393,51 @@ START_TEST(test_saving_beside_writers)
 }
 END_TEST
 
+/* A disk that takes seconds for everything stalls nobody: rows are written and decoded beside a snapshot and
+ * beside a restore as quickly as ever. */
+START_TEST(test_a_slow_disk_stalls_nobody)
+{
+	struct srv_checkpoint_view view;
+	struct kv_error err = { 0 };
+	uint64_t handles[2];
+	uint32_t length = 1;
+
+	start(13);
+	struct sim_peer *peer = sim_script_connect(&world, 0);
+
+	fill(peer, handles);
+	const uint64_t other = sim_script_open(peer, 0, NULL);
+
+	ck_assert_int_eq(sim_script_append(peer, other, 1, 0, 1), KV_OK);
+	sim_net_files(world.net)->options.delay_ns_max = 4000 * MS;
+	for (uint32_t i = 0; i < 2; i++) {
+		const uint64_t begun_ns = world.clock.now_ns;
+
+		if (i == 1)
+			close_all(peer, handles);
+		ck_assert_int_eq(i == 0 ? srv_checkpoint_save(world.server->checkpoint, "s", 0, &err)
+					: srv_checkpoint_load(world.server->checkpoint, "s", false, &err),
+			KV_OK);
+		do {
+			const uint64_t asked_ns = world.clock.now_ns;
+
+			if (length < 100)
+				ck_assert_int_eq(sim_script_append(peer, other, 1, length++, 1), KV_OK);
+			ck_assert_int_eq(sim_script_decode(peer, other, 1, KV_LENGTH_PLANNED), KV_OK);
+			ck_assert_uint_lt(world.clock.now_ns - asked_ns, 20 * MS);
+			sim_script_pass(&world, 100 * MS);
+			srv_checkpoint_status(world.server->checkpoint, &view);
+		} while (view.is_running);
+		ck_assert_int_eq(view.status, KV_OK);
+		ck_assert_uint_gt(world.clock.now_ns - begun_ns, 5000 * MS);
+	}
+	handles[0] = attach(peer, "one");
+	handles[1] = attach(peer, "two");
+	decode_all(peer, handles);
+	sim_script_end(&world);
+}
+END_TEST
+
 int main(void)
 {
 	TCase *tcase = tcase_create("checkpoint");
@@ -409,6 +454,7 @@ int main(void)
 	tcase_add_test(tcase, test_a_pool_that_is_too_full);
 	tcase_add_test(tcase, test_a_half_written_session_expires);
 	tcase_add_test(tcase, test_saving_beside_writers);
+	tcase_add_test(tcase, test_a_slow_disk_stalls_nobody);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK);
 }
