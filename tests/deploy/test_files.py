@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import tempfile
 import unittest
 
 import yaml
@@ -53,6 +54,21 @@ class Compose(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 config = yaml.safe_load(done.stdout)
                 self.assertEqual(set(self.of_profile(profile)) - set(config["services"]), set())
+
+    def test_the_tls_proxy_of_the_threats_loads(self):
+        """The override file that THREATS.md shows fits beside compose.yaml, and adds its proxy to both profiles."""
+        found = re.search(r"```yaml\n(.*?)```", (DEPLOY / "THREATS.md").read_text(), re.S)
+        self.assertTrue(found)
+        compose = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+        if run(*compose, "version").returncode != 0:
+            self.skipTest("neither docker-compose nor docker compose is installed")
+        with tempfile.TemporaryDirectory() as folder:
+            override = pathlib.Path(folder, "tls.yaml")
+            override.write_text(found.group(1))
+            for profile in PROFILES:
+                done = run(*compose, "-f", DEPLOY / "compose.yaml", "-f", override, "--profile", profile, "config", cwd=DEPLOY)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("tls", yaml.safe_load(done.stdout)["services"])
 
     def test_every_service_is_confined(self):
         for name, service in self.services.items():

@@ -237,6 +237,7 @@ class Numbers(unittest.TestCase):
             self.assertEqual(plan["context_blocks"], 63)
             self.assertTrue(plan["asked"]["does_fit"])
             self.assertGreater(plan["decode"]["floor_us"], 0)
+            self.check_formulas(plan, 1000, 3, 0)
             windowed = dict(PLAN["pool"], exact_tokens=32)
             status, plan = daemon.request("POST", "/v1/plan", {"pool": windowed, "context_tokens": 1000, "sessions": 3})
             self.assertEqual(status, 200, plan)
@@ -244,8 +245,24 @@ class Numbers(unittest.TestCase):
             made = daemon.get("/v1/occupancy")["pools"][-1]
             ring_bytes = 2 * made["exact_window"]["block_bytes"]
             self.assertEqual(plan["context_bytes"], 63 * made["groups"][0]["block_bytes"] + ring_bytes)
-            self.assertEqual(plan["fits"]["n_sessions"], (256 << 20) // plan["context_bytes"])
-            self.assertEqual(plan["fits"]["n_blocks"], ((256 << 20) - 3 * ring_bytes) // plan["block_bytes"])
+            self.check_formulas(plan, 1000, 3, ring_bytes)
+
+    def check_formulas(self, plan, n_tokens, n_sessions, ring_bytes):
+        """As the document says them."""
+        fits, decode, ingest = plan["fits"], plan["decode"], plan["ingest"]
+        up = lambda a, b: -(-a // b)
+        self.assertEqual(plan["block_bytes"], plan["block_size"] * plan["token_bytes"])
+        self.assertEqual(plan["context_blocks"], up(n_tokens, plan["block_size"]))
+        self.assertEqual(plan["context_bytes"], plan["context_blocks"] * plan["block_bytes"] + ring_bytes)
+        self.assertEqual(fits["n_blocks"], (fits["memory_bytes"] - n_sessions * ring_bytes) // plan["block_bytes"])
+        self.assertEqual((fits["n_tokens"], fits["n_sessions"]),
+                         (fits["n_blocks"] * plan["block_size"], fits["memory_bytes"] // plan["context_bytes"]))
+        self.assertEqual(plan["asked"]["bytes"], n_sessions * plan["context_bytes"])
+        self.assertEqual(decode["read_bytes"], n_sessions * n_tokens * plan["token_bytes"])
+        self.assertEqual(decode["floor_us"], up(10**6 * decode["read_bytes"], decode["device_bytes_per_s"]))
+        self.assertAlmostEqual(decode["tokens_per_s"] / (n_sessions * decode["device_bytes_per_s"] / decode["read_bytes"]), 1, places=4)
+        self.assertEqual(ingest["context_us"], up(10**6 * n_tokens * ingest["token_bytes"], ingest["link_bytes_per_s"]))
+        self.assertEqual(ingest["all_us"], up(10**6 * n_sessions * n_tokens * ingest["token_bytes"], ingest["link_bytes_per_s"]))
 
     def test_sorted_lists_page_in_order(self):
         with Daemon("--backend", "cpu", "--pool", EXACT, "--sessions-max", "2000") as daemon, \
