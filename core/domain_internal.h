@@ -255,6 +255,27 @@ KV_MUST_CHECK enum kv_status kv_pool_make_room_idle(struct kv_pool *pool, uint32
 /* Evicts down to the low mark once the high one was passed, within this turn's bound. */
 void kv_pool_keep_room(struct kv_pool *pool);
 
+/* sequence_room.c: blocks that an append takes */
+/* What an append takes; filled by the check, used by the part that cannot fail. */
+struct kv_need {
+	uint32_t n_blocks[KV_GROUPS_MAX];   /* new entries */
+	uint32_t n_shared[KV_GROUPS_MAX];   /* entries whose block is replaced */
+	uint32_t n_reserved[KV_GROUPS_MAX]; /* of both from the session's reservation */
+	uint32_t entry_first, entry_end;    /* that the append writes */
+	uint32_t n_copies;
+	uint64_t n_chunks;
+};
+/*
+ * Everything that writing tokens [position, length) of layers [layer_first, layer_end) takes; sequence may be
+ * NULL. May evict others. KV_OK, KV_LIMIT, KV_QUOTA, KV_POOL_FULL or KV_BUSY_RETRY.
+ */
+KV_MUST_CHECK enum kv_status kv_sequence_check_blocks(struct kv_session *session,
+	const struct kv_sequence *sequence, uint32_t layer_first, uint32_t layer_end, uint32_t position,
+	uint32_t length, struct kv_need *need);
+/* After that said OK. */
+void kv_sequence_take_blocks(
+	struct kv_session *session, struct kv_sequence *sequence, const struct kv_need *need);
+
 /* sequence_share.c: blocks with several owners */
 /* Table entries that FORK copies between two calls of kv_domain_release(), the last child's not counted. */
 #define KV_FORK_ENTRIES_MAX 262144u
