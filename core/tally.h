@@ -11,9 +11,10 @@
  * The server makes such a moment by not sealing one batch (wants_quiet()). Each block is looked at after it:
  * by the walk, or by the first batch that names it, whichever comes first.
  *
- * Numbers of blocks by state are counted along the walk in the same way. What is left to kv_audit_domain(),
- * which does everything at once: sums of tokens and bytes over sequences, chunks of tables, reservations, and
- * the counts of a snapshot or restore: while one runs there is no tally.
+ * Numbers of blocks by state are counted along the walk in the same way, and who pays for blocks. Other sums
+ * (tokens, rows, chunks, reservations, charges) are added up within one step (tally_sums.c); what has too
+ * many parts for that is left to kv_audit_domain(), which does everything at once, and so are the counts of a
+ * snapshot or restore: while one runs there is no tally.
  */
 #ifndef CORE_TALLY_H
 #define CORE_TALLY_H
