@@ -169,7 +169,7 @@ class Occupancy(unittest.TestCase):
                 self.assertEqual(row["stored_bytes"] - n_tokens * per_token, ring)
                 self.assertEqual(session["memory"]["stored_bytes"], row["stored_bytes"])
                 used = (n_blocks + n_reserved) * page_bytes + n_rings * ring_bytes
-                self.assertEqual(row["used"], {"bytes": used, "tokens": n_tokens, "sessions": 1, "requests": 0})
+                self.assertEqual(row["used"], {"bytes": used, "tokens": n_tokens, "sessions": 1, "requests": 0, "tier_bytes": 0})
                 self.assertEqual(row["reserved_bytes"], n_reserved * page_bytes)
                 self.assertAlmostEqual(row["effective_compression"], n_tokens * dense / used, places=4)
                 self.assertEqual(self.daemon.metrics()[f'tqkv_tenant_used{{tenant="{tenant}",quota="bytes"}}'], used)

@@ -1,5 +1,6 @@
 """Operators that poll beside the data path: 10^4 sessions, /metrics and /v1/sessions a hundred times a second each."""
 
+import signal
 import struct
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import frames
 from daemon import EXACT, IS_SANITIZED, Daemon
 
 N_SESSIONS = 10_000
-N_STEPS = 300
+N_STEPS = 2000
+N_ROUNDS = 12
 RATIO_MAX = 5
 POLLER = """
 import http.client, sys, time
@@ -45,6 +47,22 @@ class Polling(unittest.TestCase):
             self.assertEqual(reply.item_statuses(), [0])
         return sorted(times)
 
+    def compare(self, raw, session, poller):
+        """The p99 of steps beside the poller, over that of steps without; in turns, so that both meet what else runs here."""
+        quiet, polled = [], []
+        for turn in range(N_ROUNDS):
+            poller.send_signal(signal.SIGSTOP)
+            quiet += self.steps(raw, session, 10 + 2 * turn)
+            poller.send_signal(signal.SIGCONT)
+            polled += self.steps(raw, session, 11 + 2 * turn)
+            self.assertIsNone(poller.poll(), "the poller ended")
+        quiet, polled = sorted(quiet), sorted(polled)
+        p50, p99 = len(quiet) // 2, len(quiet) * 99 // 100
+        ratio = polled[p99] / quiet[p99]
+        print(f"append p99 {quiet[p99] * 1e6:.0f} us, polled {polled[p99] * 1e6:.0f} us: {ratio:.1f} times; "
+              f"p50 {quiet[p50] * 1e6:.0f} us, polled {polled[p50] * 1e6:.0f} us")
+        return ratio
+
     def test_polling_leaves_the_data_path_alone(self):
         pool = EXACT.replace("blocks=64", "blocks=4096")
         with Daemon("--backend", "cpu", "--pool", pool, "--sessions-max", "12000", "--lease-ms", "600000") as daemon, \
@@ -58,21 +76,13 @@ class Polling(unittest.TestCase):
                     self.assertEqual(raw.reply().status, 0)
             self.assertEqual(daemon.metrics()["tqkv_sessions"], N_SESSIONS + 1)
             self.steps(raw, session, 1)  # warm
-            ratio, tries = float("inf"), 0
-            while ratio > RATIO_MAX and tries < 6:  # other programs on this machine are no reason to fail
-                quiet = self.steps(raw, session, 10 + 2 * tries)
-                poller = subprocess.Popen([sys.executable, "-c", POLLER, daemon.http], stdout=subprocess.PIPE, text=True)
-                try:
-                    poller.stdout.readline()
-                    polled = self.steps(raw, session, 11 + 2 * tries)
-                    self.assertIsNone(poller.poll(), "the poller ended")
-                finally:
-                    poller.kill()
-                    poller.communicate()
-                p99 = N_STEPS * 99 // 100
-                ratio, tries = polled[p99] / quiet[p99], tries + 1
-                print(f"append p99 {quiet[p99] * 1e6:.0f} us, polled {polled[p99] * 1e6:.0f} us: {ratio:.1f} times; "
-                      f"p50 {quiet[N_STEPS // 2] * 1e6:.0f} us, polled {polled[N_STEPS // 2] * 1e6:.0f} us")
+            poller = subprocess.Popen([sys.executable, "-c", POLLER, daemon.http], stdout=subprocess.PIPE, text=True)
+            try:
+                poller.stdout.readline()
+                ratio = self.compare(raw, session, poller)
+            finally:
+                poller.kill()
+                poller.communicate()
             self.assertLessEqual(ratio, RATIO_MAX)
 
 

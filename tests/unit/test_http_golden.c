@@ -61,13 +61,14 @@ START_TEST(test_http_golden_tenant)
 		.n_rows_out = 9,
 		.n_queries = 10,
 		.policy = kv_tenant_policy_open(),
-		.used = { 20, 14, 1, 0 } };
+		.used = { 20, 14, 1, 0, 11 } };
 	srv_view_tenant(control, &text);
 	assert_text("{\"tenant\":\"7\",\"policy\":\"_default\",\"weight\":1,"
-		    "\"quotas\":{\"bytes\":null,\"tokens\":null,\"sessions\":null,\"requests\":null},"
-		    "\"used\":{\"bytes\":20,\"tokens\":14,\"sessions\":1,\"requests\":0},"
-		    "\"used_max\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
-		    "\"n_refused\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0},"
+		    "\"quotas\":{\"bytes\":null,\"tokens\":null,\"sessions\":null,\"requests\":null,\"tier_"
+		    "bytes\":null},"
+		    "\"used\":{\"bytes\":20,\"tokens\":14,\"sessions\":1,\"requests\":0,\"tier_bytes\":11},"
+		    "\"used_max\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0,\"tier_bytes\":0},"
+		    "\"n_refused\":{\"bytes\":0,\"tokens\":0,\"sessions\":0,\"requests\":0,\"tier_bytes\":0},"
 		    "\"n_sessions\":1,\"n_sequences\":2,\"n_tokens\":3,\"stored_bytes\":4,"
 		    "\"dense_equivalent_bytes\":50,\"effective_compression\":2.5,\"reserved_bytes\":6,"
 		    "\"n_rows_in\":8,\"n_rows_out\":9,\"n_queries\":10}");
