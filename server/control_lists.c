@@ -1,14 +1,16 @@
 /*
  * Lists for control requests: sessions, one session's sequences, one sequence's blocks, connections. A page
- * is at most SRV_CONTROL_ROWS_MAX rows. A list of sessions looks at SCAN_PER_TURN sessions a turn and goes on
- * next turn, so neither a filter that nothing passes nor an order can hold the loop.
+ * is at most SRV_CONTROL_ROWS_MAX rows. A list of sessions looks at SCAN_PER_TURN sessions a turn, fewer
+ * where a look adds up many layers, and goes on next turn, so neither a filter that nothing passes nor an
+ * order can hold the loop.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "server/internal.h"
 
-#define SCAN_PER_TURN 1024u
+#define SCAN_PER_TURN   1024u
+#define LAYERS_PER_LOOK 8u /* a report of a session adds up its layers */
 
 static void fill_session(
 	const struct srv_server *server, const struct kv_session *session, struct srv_session_row *row)
@@ -57,6 +59,13 @@ static uint64_t sort_key(const struct kv_session *session, enum srv_session_sort
 		break;
 	}
 	return 0;
+}
+
+static uint32_t looks_of(const struct kv_session *session, enum srv_session_sort sort)
+{
+	const bool is_reported = sort == SRV_SORT_TOKENS || sort == SRV_SORT_BYTES;
+
+	return is_reported ? 1 + session->pool->spec->n_layers / LAYERS_PER_LOOK : 1;
 }
 
 static bool is_behind(const struct srv_sort_key *a, const struct srv_sort_key *b)
@@ -112,7 +121,7 @@ bool srv_control_sessions(struct srv_server *server, struct srv_control *control
 
 	if (slot == 0 && !is_sorted)
 		slot = control->cursor < UINT32_MAX ? (uint32_t)control->cursor : UINT32_MAX;
-	for (uint32_t n = 0; n < SCAN_PER_TURN; n++) {
+	for (uint32_t n = 0; n < SCAN_PER_TURN; n += looks_of(session, control->sort)) {
 		if (!is_sorted && control->n_rows == control->n_rows_max) {
 			uint32_t peek = slot;
 
