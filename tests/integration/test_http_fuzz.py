@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import socket
 import struct
 import unittest
@@ -17,8 +18,10 @@ BODIES = [b'{"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "k": "tq4
 GETS = ["/v1/info", "/v1/pools", "/v1/pools/exact", "/v1/occupancy", "/v1/sessions?limit=5&cursor=0", "/v1/sessions?sort=tokens",
         "/v1/sessions/00ab000000000001", "/v1/sessions/00ab000000000001/sequences/5?group=1", "/v1/connections?limit=2",
         "/v1/config", "/v1/log-level", "/readyz?deep=0", "/livez", "/metrics", "/v1/openapi.json", "/v1/sessions?tenant=tcp",
-        "/v1/prefixes?sort=hits&limit=3", "/v1/tenants/_default", "/v1/tenants?limit=1", "/v1/prefixes/0000000100000000"]
-POSTS = ["/v1/pools", "/v1/plan", "/v1/restore"]
+        "/v1/prefixes?sort=hits&limit=3", "/v1/tenants/_default", "/v1/tenants?limit=1", "/v1/prefixes/0000000100000000",
+        "/v1/audit", "/v1/snapshot", "/", "/dashboard.css", "/dashboard.js"]
+# Those that may pass change nothing here: there is no configuration file, and the self-test is right.
+POSTS = ["/v1/pools", "/v1/plan", "/v1/restore", "/v1/snapshot", "/v1/reload", "/v1/self-test"]
 PUTS = ["/v1/log-level", "/v1/tenants/77"]
 DELETES = ["/v1/pools/exact", "/v1/tenants/78", "/v1/prefixes/0000000100000000", "/v1/sessions/00ab000000000001"]
 
@@ -75,6 +78,13 @@ class Nearly(unittest.TestCase):
             session = raw.open(b"exact", lease_ms=600000)
             row = struct.pack("<64f", *[0.25] * 64)
             raw.call(frames.rows(frames.APPEND, session, [(1, 0, 1, 0, 1)], n_layers=2, k=row * 2, v=row * 2))
+            asked = {(method, path.split("?")[0]) for method, paths in (("GET", GETS), ("POST", POSTS), ("PUT", PUTS), ("DELETE", DELETES))
+                     for path in paths}
+            for path, item in daemon.get("/v1/openapi.json")["paths"].items():
+                pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))
+                for method in item:
+                    is_asked = any(one == method.upper() and re.fullmatch(pattern, real) for one, real in asked)
+                    self.assertTrue(is_asked or path == "/v1/drain", (method, path))  # which is the end
             before = self.state(daemon)
             seen = set()
             for _ in range(self.N):
