@@ -395,7 +395,8 @@ START_TEST(test_a_tenant_has_a_share_of_a_tier)
 }
 END_TEST
 
-/* What comes back damaged, or not at all, is CORRUPT until it is freed; never wrong rows. Host, file. */
+/* What comes back damaged, or not at all, is CORRUPT until it is freed; never wrong rows. Loop: host memory,
+ * a file, a file that cannot be read. */
 START_TEST(test_damage_is_found)
 {
 	struct sim_peer *peer = start(5, _i == 0 ? 1 << 20 : 0, _i == 0 ? 0 : 1 << 20);
@@ -410,8 +411,10 @@ START_TEST(test_damage_is_found)
 	ck_assert_int_eq(residence(handle, 1), KV_SPILLED);
 	if (_i == 0)
 		world.server->spill->host[1000] ^= 1;
-	else
+	else if (_i == 1)
 		files->options.flip_per_mille = 1000;
+	else
+		files->options.fail_per_mille = 1000;
 	ck_assert_int_eq(decode(peer, handle, 1), KV_CORRUPT);
 	ck_assert_int_eq(residence(handle, 1), KV_BROKEN);
 	ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, handle, 1), KV_CORRUPT);
@@ -421,7 +424,46 @@ START_TEST(test_damage_is_found)
 	sim_script_item(free_it, 1, 0, 0);
 	ck_assert_int_eq(sim_script_call(free_it), KV_OK);
 	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 10), KV_OK);
-	files->options.flip_per_mille = 0;
+	files->options.flip_per_mille = files->options.fail_per_mille = 0;
+	sim_script_end(&world);
+}
+END_TEST
+
+/* A read that takes seconds: who asks for the sequence is busy, nobody else is; one that is freed meanwhile,
+ * and whose id is used again, has its new rows, and a closed session's blocks go to others when the read is
+ * over. */
+START_TEST(test_a_late_read)
+{
+	struct sim_peer *peer = start(10, 0, 1 << 20);
+	const uint64_t handle = sim_script_open(peer, 0, "a"), other = sim_script_open(peer, 0, "b");
+	struct sim_request *free_it = sim_script_new(peer, KVP_OP_FREE, handle);
+
+	for (uint32_t i = 1; i <= 3; i++)
+		ck_assert_int_eq(sim_script_append(peer, i < 3 ? handle : other, i, 0, 100), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, handle, 1), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_SPILL, other, 3), KV_OK);
+	sim_script_pass(&world, 20 * MS);
+	sim_net_files(world.net)->options.delay_ns_max = 8000 * MS;
+	ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, handle, 1), KV_OK);
+	ck_assert_int_eq(move(peer, KVP_OP_PREFETCH, other, 3), KV_OK);
+	sim_script_pass(&world, 100 * MS);
+	ck_assert_int_eq(residence(handle, 1), KV_FETCHING);
+	const uint64_t asked_ns = world.clock.now_ns;
+
+	ck_assert_int_eq(sim_script_decode(peer, handle, 1, KV_LENGTH_PLANNED), KV_BUSY_RETRY);
+	ck_assert_int_eq(sim_script_decode(peer, handle, 2, KV_LENGTH_PLANNED), KV_OK);
+	sim_script_item(free_it, 1, 0, 0);
+	ck_assert_int_eq(sim_script_call(free_it), KV_OK);
+	ck_assert_int_eq(sim_script_append(peer, handle, 1, 0, 30), KV_OK);
+	ck_assert_int_eq(sim_script_close(peer, other), KV_OK);
+	ck_assert_int_eq(sim_script_decode(peer, handle, 1, KV_LENGTH_PLANNED), KV_OK);
+	ck_assert_uint_lt(world.clock.now_ns - asked_ns, 20 * MS);
+	ck_assert_uint_gt(world.server->spill->tiers[1].n_used, 0);
+	sim_script_pass(&world, 60000 * MS);
+	ck_assert_uint_eq(world.server->spill->tiers[1].n_used, 0);
+	ck_assert_int_eq(sim_script_append(peer, handle, 4, 0, 100), KV_OK);
+	for (uint32_t i = 1; i <= 4; i += i == 2 ? 2 : 1)
+		ck_assert_int_eq(sim_script_decode(peer, handle, i, KV_LENGTH_PLANNED), KV_OK);
 	sim_script_end(&world);
 }
 END_TEST
@@ -545,7 +587,8 @@ int main(void)
 	tcase_add_test(tcase, test_second_thoughts);
 	tcase_add_test(tcase, test_a_small_tier_makes_progress);
 	tcase_add_loop_test(tcase, test_a_tenant_has_a_share_of_a_tier, 0, 2);
-	tcase_add_loop_test(tcase, test_damage_is_found, 0, 2);
+	tcase_add_loop_test(tcase, test_damage_is_found, 0, 3);
+	tcase_add_test(tcase, test_a_late_read);
 	tcase_add_test(tcase, test_a_bad_directory);
 	tcase_add_test(tcase, test_policy_and_snapshots);
 	tcase_add_test(tcase, test_what_came_back_stays);
