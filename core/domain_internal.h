@@ -231,7 +231,7 @@ uint32_t kv_least_length(const uint32_t *lengths, uint32_t first, uint32_t end);
 /* May the session have one sequence more with so many table entries in every group? As check_new, or LIMIT.
  */
 KV_MUST_CHECK enum kv_status kv_sequence_check_table(const struct kv_session *session, uint32_t n_entries);
-/* sequence.c: lowers the committed lengths to `length` and takes what is cut off the sums. */
+/* sequence_cut.c: lowers the committed lengths to `length` and takes what is cut off the sums. */
 void kv_sequence_shorten(struct kv_sequence *sequence, uint32_t length);
 
 /* evict.c */

@@ -70,3 +70,26 @@ struct kv_sequence *kv_sequence_tree_at_least(struct kv_sequence *root, uint64_t
 	}
 	return found;
 }
+
+/* ---- listing ---- */
+
+struct kv_sequence *kv_sequence_next(struct kv_session *session, uint64_t from)
+{
+	return kv_sequence_tree_at_least(kv_slot_of(session)->tree, from);
+}
+
+uint32_t kv_sequence_list(
+	struct kv_session *session, uint64_t from, struct kv_sequence *out[], uint32_t n_max, uint64_t *next)
+{
+	struct kv_sequence *root = kv_slot_of(session)->tree;
+	struct kv_sequence *sequence = kv_sequence_tree_at_least(root, from);
+	uint32_t n = 0;
+
+	while (sequence && n < n_max) {
+		out[n++] = sequence;
+		sequence =
+			sequence->id < UINT64_MAX ? kv_sequence_tree_at_least(root, sequence->id + 1) : NULL;
+	}
+	*next = sequence ? sequence->id : 0;
+	return n;
+}
