@@ -205,6 +205,40 @@ class Process(unittest.TestCase):
                 self.assertNotEqual(struct.unpack_from("<Q", reply.op, 8)[0], boot_id)
                 self.assertEqual(raw.call(frames.frame(frames.TELL, b"\0" * 16, session=session)).status, 302)
 
+    def test_a_lease_outlives_its_connection_and_ends(self):
+        """A lost connection keeps its session for the lease: another one attaches, asks for the lengths and goes on. Then it
+        expires, whoever asks for it is told so, and its blocks are free."""
+        row = struct.pack("<64f", *range(64))
+
+        def append(raw, session, position):
+            return raw.call(frames.rows(frames.APPEND, session, [(1, position, 1, 0, position == 0)], n_layers=2, k=row * 2,
+                                        v=row * 2))
+
+        def attach(raw, name):
+            op = struct.pack("<HHHHIIIIQ32x", 0, len(name), 0, 0, 0, 0, 0, 0, 0)
+            return raw.call(frames.frame(18, op, payload=name))
+
+        with Daemon("--pool", EXACT) as daemon:
+            for name, lease_ms in ((b"long", 600_000), (b"short", 1000)):
+                with frames.Raw(daemon.addr) as raw:
+                    raw.hello()
+                    session = raw.open(b"exact", name=name, lease_ms=lease_ms)
+                    self.assertEqual(append(raw, session, 0).item_statuses(), [0])
+            with frames.Raw(daemon.addr) as raw:
+                raw.hello()
+                session = struct.unpack_from("<Q", attach(raw, b"long").op)[0]
+                tell = raw.call(frames.frame(frames.TELL, struct.pack("<QII", 0, 16, 0), session=session))
+                self.assertEqual(struct.unpack_from("<Q2I", tell.items[0]), (1, 1, 1))
+                self.assertEqual(append(raw, session, 1).item_statuses(), [0])
+                end = time.monotonic() + 60
+                while daemon.metrics()["tqkv_sessions_expired_total"] == 0 and time.monotonic() < end:
+                    time.sleep(0.05)  # it must not be asked for: ATTACH would renew it
+                self.assertEqual(attach(raw, b"short").status, 303)
+                self.assertEqual([row["name"] for row in daemon.get("/v1/sessions")["sessions"]], ["long"])
+                self.assertEqual(append(raw, session, 2).item_statuses(), [0])
+                blocks = daemon.get("/v1/occupancy")["totals"]["blocks"]
+                self.assertEqual(blocks["total"] - blocks["free"], 1)
+
     def test_a_fresh_daemon_is_small(self):
         """Resident memory minus pools minus slots is at most 64 MiB; the daemon prints both."""
         with Daemon("--pool", DEMO) as daemon:
