@@ -9,8 +9,8 @@
 
 #include "server/internal.h"
 
-#define SCAN_PER_TURN   1024u
-#define LAYERS_PER_LOOK 8u /* a report of a session adds up its layers */
+#define SCAN_PER_TURN   320u /* about 50 us */
+#define LAYERS_PER_LOOK 8u   /* a report of a session adds up its layers */
 
 static void fill_session(
 	const struct srv_server *server, const struct kv_session *session, struct srv_session_row *row)

@@ -29,7 +29,7 @@ while True:
     n += 1
     print(end=".", flush=True)
     now = time.monotonic()
-    due = max(due + 1 / float(sys.argv[2]), now - 0.05)  # what it missed while it was stopped is not made up for
+    due = max(due + 1 / float(sys.argv[2]), now)  # what it missed is not made up for
     if due > now:
         time.sleep(due - now)
 """
