@@ -20,7 +20,7 @@ static void fill_session(
 	row->tenant = session->tenant;
 	row->owner_id = session->owner_id;
 	memcpy(row->name, session->name, sizeof(row->name));
-	snprintf(row->pool, sizeof(row->pool), "%s", session->pool->spec->name);
+	memcpy(row->pool, session->pool->spec->name, sizeof(row->pool));
 	row->n_sequences = session->n_sequences;
 	row->n_outstanding = session->n_outstanding;
 	row->lease_ms = session->lease_ms;

@@ -8,7 +8,9 @@
  * closes it; the descriptor stays valid until srv_http_on_connection() takes it off the list, under the same
  * lock.
  */
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "core/memory.h"
 #include "server/http_internal.h"
@@ -16,6 +18,18 @@
 
 /* How late a slow peer may be noticed. */
 #define SCAN_MS 250u
+/* Of the library's threads. Where processors are few, rendering a list must not keep the loop from one. */
+#define NICE 10
+
+/* Once in each of the library's threads; where it may not be done answers are as good. */
+static void give_way_to_the_loop(void)
+{
+	static _Thread_local bool has_given;
+
+	if (!has_given)
+		(void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
+	has_given = true;
+}
 
 /* Its certificates, for as long as it lasts. Without a set the handshake fails. */
 static void hand_certificates(
@@ -63,6 +77,7 @@ void srv_http_on_connection(void *cls, struct MHD_Connection *connection, void *
 	struct srv_http_conn *conn = *socket_context;
 
 	if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+		give_way_to_the_loop();
 		begin_connection(listener, connection, socket_context);
 		return;
 	}
