@@ -54,6 +54,16 @@ static uint64_t closed_after_ms(void)
 	return (world.clock.now_ns - begun_ns) / MS - 5;
 }
 
+/* Somebody is closed that long from now, and the world ends. */
+static void expect_closed_after(uint64_t expected_ms)
+{
+	const uint64_t after_ms = closed_after_ms();
+
+	ck_assert_uint_ge(after_ms, expected_ms - 2);
+	ck_assert_uint_le(after_ms, expected_ms + LATE_MS);
+	sim_script_end(&world);
+}
+
 /* 2048 bytes every 30 ms are 68 KB/s: the reply takes ten times send_timeout_ms, and arrives whole. */
 START_TEST(test_a_steady_slow_reader_is_served)
 {
@@ -81,11 +91,7 @@ START_TEST(test_time_counts_from_the_last_byte_taken)
 	ck_assert_uint_eq(counters->connections_closed_slow, 0);
 	reader->is_deaf = true;
 	sim_net_set_deaf(reader->conn, UINT64_MAX);
-	const uint64_t after_ms = closed_after_ms();
-
-	ck_assert_uint_ge(after_ms, TIMEOUT_MS - 2);
-	ck_assert_uint_le(after_ms, TIMEOUT_MS + LATE_MS);
-	sim_script_end(&world);
+	expect_closed_after(TIMEOUT_MS);
 }
 END_TEST
 
@@ -94,11 +100,7 @@ END_TEST
 START_TEST(test_a_trickle_is_closed)
 {
 	begin(62, 60000, 100, 5);
-	const uint64_t after_ms = closed_after_ms();
-
-	ck_assert_uint_ge(after_ms, TIMEOUT_MS - 2);
-	ck_assert_uint_le(after_ms, TIMEOUT_MS + LATE_MS);
-	sim_script_end(&world);
+	expect_closed_after(TIMEOUT_MS);
 }
 END_TEST
 
@@ -106,11 +108,7 @@ END_TEST
 START_TEST(test_a_trickle_without_a_rate_ends)
 {
 	begin(63, 0, 100, 5);
-	const uint64_t after_ms = closed_after_ms();
-
-	ck_assert_uint_ge(after_ms, 16 * TIMEOUT_MS - 2);
-	ck_assert_uint_le(after_ms, 16 * TIMEOUT_MS + LATE_MS);
-	sim_script_end(&world);
+	expect_closed_after(16 * TIMEOUT_MS);
 }
 END_TEST
 
