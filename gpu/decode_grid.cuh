@@ -1,5 +1,5 @@
 /*
- * Decode of tq2 and tq3 tiles at head dim 128 in 8-bit integers, sm_90a.
+ * Decode of tq2 and tq3 tiles at head dims 64 and 128 in 8-bit integers, sm_90a.
  *
  * Centroids are rounded to multiples of one step, at most 127 of them. Then a register of four codes is a
  * byte permute's selector and its result the operand of mma.m16n8k32: four look-ups in one instruction, no
@@ -27,7 +27,6 @@ namespace tiles
 
 #define GRID_MAGIC       0x4B400000
 #define GRID_MAGIC_FLOAT 12582912.0f
-#define GRID_ROW_FLOATS  136u /* of a head's sums in shared memory: 128 and a shift of the banks */
 
 /* 256 times the high sum plus the low one; both began at the magic number. */
 static __device__ __forceinline__ float join_digits(int high, int low)
@@ -35,7 +34,7 @@ static __device__ __forceinline__ float join_digits(int high, int low)
 	return fmaf(__int_as_float(high), 256.0f, -257.0f * GRID_MAGIC_FLOAT) + __int_as_float(low);
 }
 
-/* Selector word i of 4 (8 codes, one in each nibble) from the BITS words of a group. */
+/* Selector word i of 4 (8 codes, one in each nibble) from the BITS words of a set. */
 template <int BITS> static __device__ __forceinline__ uint32_t selector(const uint32_t *w, int i)
 {
 	if constexpr (BITS == 3)
@@ -46,25 +45,40 @@ template <int BITS> static __device__ __forceinline__ uint32_t selector(const ui
 		return (i & 1 ? w[i >> 1] >> 2 : w[i >> 1]) & 0x33333333u;
 }
 
-/* The words of both groups of a lane: 2 * BITS. */
-template <int BITS>
-static __device__ __forceinline__ void load_groups(uint32_t address, uint32_t lane, uint32_t (&w)[2 * BITS])
+/*
+ * A set is 32 codes in BITS words: four selector words. A lane has D / 64 sets of a tile of K, or of V; of K
+ * its two rows have half of the selector words each. The first D / 32 words of all lanes lie together, then
+ * the rest.
+ */
+template <int BITS, int D>
+static __device__ __forceinline__ void load_sets(
+	uint32_t address, uint32_t lane, uint32_t (&w)[D / 64 * BITS])
 {
-	const uint4 first = load_16(address + lane * 16);
+	if constexpr (D == 128) {
+		const uint4 first = load_16(address + lane * 16);
 
-	w[0] = first.x, w[1] = first.y, w[2] = first.z, w[3] = first.w;
-	if constexpr (BITS == 3) {
+		w[0] = first.x, w[1] = first.y, w[2] = first.z, w[3] = first.w;
+	} else {
+		const uint2 first = load_8(address + lane * 8);
+
+		w[0] = first.x, w[1] = first.y;
+	}
+	if constexpr (BITS == 3 && D == 128) {
 		const uint2 second = load_8(address + 512 + lane * 8);
 
 		w[4] = second.x, w[5] = second.y;
+	} else if constexpr (BITS == 3) {
+		w[2] = load_4(address + 256 + lane * 4);
 	}
 }
 
-/* The words of group `x` of a lane. */
-template <int BITS>
-static __device__ __forceinline__ void load_group(uint32_t address, uint32_t lane, int x, uint32_t (&w)[BITS])
+/* The words of set x of a lane. */
+template <int BITS, int D>
+static __device__ __forceinline__ void load_set(uint32_t address, uint32_t lane, int x, uint32_t (&w)[BITS])
 {
-	if constexpr (BITS == 3) {
+	if constexpr (D == 64) {
+		load_sets<BITS, D>(address, lane, w);
+	} else if constexpr (BITS == 3) {
 		const uint4 first = load_16(address + lane * 16);
 
 		if (x == 0) {
@@ -81,38 +95,36 @@ static __device__ __forceinline__ void load_group(uint32_t address, uint32_t lan
 	}
 }
 
-/* The token of a tile whose norm lies at a position, and whose score a lane has: rows g and g + 8 of K. */
-static __device__ __forceinline__ uint32_t token_of(uint32_t g, uint32_t half)
-{
-	return 4 * (g >> 1) + 2 * half + (g & 1);
-}
-
 /*
  * TOKENS of a unit, STAGES of the ring of each of WARPS warps; N_BLOCKS thread blocks of an SM; GROUPS of
- * four heads; SLOT_WARPS: warps that leave their sums side by side; N_RESTS: how many of K's four products,
- * of 32 channels each, are made exact; Q_IN_MEMORY: queries stay in shared memory, where registers are
+ * four heads; SLOT_WARPS: warps that leave their sums side by side; N_RESTS: how many of K's products, of 32
+ * channels each, are made exact; Q_IN_MEMORY: queries stay in shared memory, where registers are
  * scarce.
  */
-template <int BITS, int TOKENS_, int STAGES_, int WARPS_, int N_BLOCKS, int GROUPS, int SLOT_WARPS,
+template <int D, int BITS, int TOKENS_, int STAGES_, int WARPS_, int N_BLOCKS, int GROUPS, int SLOT_WARPS,
 	int N_RESTS, bool Q_IN_MEMORY>
 struct grid {
 	static constexpr int TOKENS = TOKENS_, STAGES = STAGES_, WARPS = WARPS_, BLOCKS = N_BLOCKS,
 			     SLOTS = SLOT_WARPS;
 	static constexpr int HEADS = 4 * GROUPS, TILES = TOKENS / 16;
-	static constexpr uint32_t NORMS_AT = 256 * BITS, HALF_BYTES = NORMS_AT + 64,
+	static constexpr int PRODUCTS = D / 32, SETS = D / 64, SUMS = D / 8; /* of channels, of a lane */
+	static constexpr uint32_t NORMS_AT = 2 * D * BITS, HALF_BYTES = NORMS_AT + 64,
 				  TILE_BYTES = 2 * HALF_BYTES;
-	static constexpr uint32_t STAGE_BYTES = TILES * TILE_BYTES, CHUNKS = 32;
+	static constexpr uint32_t STAGE_BYTES = TILES * TILE_BYTES, CHUNKS = D / 4;
 	static constexpr float LOG2_OF_WEIGHT_ONE = 15.9999779858f; /* log2(65535): the largest weight */
 	static constexpr bool HAS_SHARED_QUERY = Q_IN_MEMORY;
-	/* Shared memory: rings, sums [SLOTS][HEADS][GRID_ROW_FLOATS], maxima and denominators, queries twice,
+	static constexpr uint32_t ROW_FLOATS = D + 8;  /* of a head's sums: with a shift of the banks */
+	static constexpr uint32_t GROUP_BYTES = 8 * D; /* queries of four heads */
+	/* Shared memory: rings, sums [SLOTS][HEADS][ROW_FLOATS], maxima and denominators, queries twice,
 	 * barriers. */
 	static constexpr uint32_t RING_AT = 0, SUMS_AT = WARPS * STAGES * STAGE_BYTES;
-	static constexpr uint32_t MAX_SUMS_AT = SUMS_AT + SLOTS * HEADS * GRID_ROW_FLOATS * 4;
+	static constexpr uint32_t MAX_SUMS_AT = SUMS_AT + SLOTS * HEADS * ROW_FLOATS * 4;
 	static constexpr uint32_t QUERIES_AT = MAX_SUMS_AT + SLOTS * HEADS * 2 * 4;
-	static constexpr uint32_t QUERY_BYTES = Q_IN_MEMORY ? 1024 * (N_RESTS > 0 ? GROUPS + 1 : GROUPS) : 0;
+	static constexpr uint32_t QUERY_BYTES =
+		Q_IN_MEMORY ? GROUP_BYTES * (N_RESTS > 0 ? GROUPS + 1 : GROUPS) : 0;
 	static constexpr uint32_t BARRIERS_AT = QUERIES_AT + 2 * QUERY_BYTES;
 	static constexpr size_t SHARED_BYTES = BARRIERS_AT + WARPS * STAGES * 8;
-	static constexpr int Q_WORDS = Q_IN_MEMORY ? 1 : 8,
+	static constexpr int Q_WORDS = Q_IN_MEMORY ? 1 : D / 16,
 			     REST_WORDS = !Q_IN_MEMORY && N_RESTS > 0 ? 2 * N_RESTS : 1;
 	static_assert(TILES % 2 == 0, "products over tokens take two tiles");
 	static_assert(WARPS % SLOTS == 0, "whole rounds");
@@ -122,7 +134,7 @@ struct grid {
 	uint32_t low_table, high_table, low_rests, high_rests;
 	uint32_t queries, query_turn;
 	uint32_t q[GROUPS][Q_WORDS], q_rest[REST_WORDS];
-	float q_scale, o[GROUPS][16], m[GROUPS], l[GROUPS];
+	float q_scale, o[GROUPS][SUMS], m[GROUPS], l[GROUPS];
 
 	/* What becomes of a unit: y = log2(weight * norm of v) of rows g and g + 8, one head of each group.
 	 */
@@ -145,22 +157,25 @@ struct grid {
 	__device__ __forceinline__ void load_query(
 		const struct kvg_decode_params &params, uint32_t item_idx, uint32_t lane)
 	{
-		const uint4 *fragments = (const uint4 *)params.q_prepared + (uint64_t)item_idx * GROUPS * 64;
+		const uint4 *fragments =
+			(const uint4 *)params.q_prepared + (uint64_t)item_idx * GROUPS * (D / 2);
 
 		q_scale = params.q_scales[item_idx];
 		if constexpr (Q_IN_MEMORY) {
 			/* The other of two places: slower warps still read the query before. */
 			query_turn ^= 1;
-			for (uint32_t i = threadIdx.x; i < GROUPS * 64; i += WARPS * 32)
+			for (uint32_t i = threadIdx.x; i < GROUPS * (D / 2); i += WARPS * 32)
 				put_query(queries + query_turn * QUERY_BYTES, i, fragments[i]);
 		} else {
 #pragma unroll
 			for (int h = 0; h < GROUPS; h++) {
-				const uint4 v0 = fragments[h * 64 + lane * 2],
-					    v1 = fragments[h * 64 + lane * 2 + 1];
+#pragma unroll
+				for (int i = 0; i < SETS; i++) {
+					const uint4 v = fragments[(h * 32 + lane) * SETS + i];
 
-				q[h][0] = v0.x, q[h][1] = v0.y, q[h][2] = v0.z, q[h][3] = v0.w;
-				q[h][4] = v1.x, q[h][5] = v1.y, q[h][6] = v1.z, q[h][7] = v1.w;
+					q[h][4 * i] = v.x, q[h][4 * i + 1] = v.y, q[h][4 * i + 2] = v.z,
+						 q[h][4 * i + 3] = v.w;
+				}
 			}
 		}
 	}
@@ -173,17 +188,18 @@ struct grid {
 	 */
 	static __device__ __forceinline__ void put_query(uint32_t to, uint32_t i, const uint4 &piece)
 	{
-		const uint32_t owner = i / 2 % 32, at = to + i % 2 * 512;
+		const uint32_t owner = i / SETS % 32, at = to + i % SETS * 512;
 
-		/* Piece i of the fragments is half i % 2 of the words of a lane. */
-		store_16(at + i / 64 * 1024 + owner * 16, piece);
+		/* Piece i of the fragments is piece i % SETS of the words of a lane. */
+		store_16(at + i / (32 * SETS) * GROUP_BYTES + owner * 16, piece);
 		if constexpr (N_RESTS > 0) {
 			if (owner & 4u)
 				return;
-			store_16(at + GROUPS * 1024 + (GROUPS == 2 && i < 64 ? owner : owner ^ 4u) * 16,
+			store_16(at + GROUPS * GROUP_BYTES +
+					(GROUPS == 2 && i < 32 * SETS ? owner : owner ^ 4u) * 16,
 				piece);
 			if (GROUPS == 1)
-				store_16(at + GROUPS * 1024 + owner * 16, make_uint4(0, 0, 0, 0));
+				store_16(at + GROUPS * GROUP_BYTES + owner * 16, make_uint4(0, 0, 0, 0));
 		}
 	}
 
@@ -193,7 +209,7 @@ struct grid {
 		for (int h = 0; h < GROUPS; h++) {
 			m[h] = -1e30f, l[h] = 0;
 #pragma unroll
-			for (int i = 0; i < 16; i++)
+			for (int i = 0; i < SUMS; i++)
 				o[h][i] = 0;
 		}
 		if constexpr (!Q_IN_MEMORY && N_RESTS > 0) {
@@ -209,7 +225,7 @@ struct grid {
 	/* Words 4 half .. 4 half + 3 of the query of a group, or of the rests, which lie behind them. */
 	__device__ __forceinline__ uint4 query_words(int h, int half, uint32_t lane) const
 	{
-		return load_16(queries + query_turn * QUERY_BYTES + h * 1024 + half * 512 + lane * 16);
+		return load_16(queries + query_turn * QUERY_BYTES + h * GROUP_BYTES + half * 512 + lane * 16);
 	}
 
 	/* ---- scores ---- */
@@ -217,10 +233,10 @@ struct grid {
 	/* The first products of the dequantised rows of a lane with a query; h == GROUPS: with the rests'
 	 * operand. */
 	__device__ __forceinline__ void add_products(
-		int (&sum)[4], int h, const uint32_t (&r)[2][8], int n_products, uint32_t lane) const
+		int (&sum)[4], int h, const uint32_t (&r)[2][D / 16], int n_products, uint32_t lane) const
 	{
 #pragma unroll
-		for (int half = 0; half < 2; half++) {
+		for (int half = 0; half < SETS; half++) {
 			uint32_t b[4];
 
 			if (2 * half >= n_products)
@@ -250,9 +266,9 @@ struct grid {
 		struct unit &unit, uint32_t t, uint32_t at, uint32_t lane) const
 	{
 		const uint32_t g = lane / 4;
-		uint32_t w[2 * BITS], r[2][8], rest[2][8];
+		uint32_t w[SETS * BITS], r[2][D / 16], rest[2][D / 16];
 
-		load_groups<BITS>(at, lane, w);
+		load_sets<BITS, D>(at, lane, w);
 
 		const uint2 k_norms = load_8(at + NORMS_AT + g * 8),
 			    v_norms = load_8(at + HALF_BYTES + NORMS_AT + g * 8);
@@ -266,8 +282,9 @@ struct grid {
 #pragma unroll
 		for (int x = 0; x < 2; x++) {
 #pragma unroll
-			for (int i = 0; i < 4; i++) {
-				const uint32_t select = selector<BITS>(w + x * BITS, i);
+			for (int i = 0; i < PRODUCTS; i++) {
+				const int s = x * PRODUCTS + i;
+				const uint32_t select = selector<BITS>(w + s / 4 * BITS, s % 4);
 
 				r[x][2 * i] = byte_permute(low_table, high_table, select);
 				r[x][2 * i + 1] = byte_permute(low_table, high_table, select >> 16);
@@ -289,7 +306,7 @@ struct grid {
 		for (int h = 0; h < GROUPS; h++) {
 			int sum[4] = { GRID_MAGIC, GRID_MAGIC, GRID_MAGIC, GRID_MAGIC };
 
-			add_products(sum, h, r, 4, lane);
+			add_products(sum, h, r, PRODUCTS, lane);
 			if constexpr (N_RESTS > 0 && GROUPS == 1)
 				add_products(sum, GROUPS, rest, N_RESTS, lane);
 			unit.y[h][t][0] = fmaf(join_digits(sum[0], sum[1] + rests[h]), k0, log2_n0);
@@ -305,7 +322,7 @@ struct grid {
 		for (uint32_t t = 0; t < TILES; t++) {
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
-				const uint32_t at = token + 16 * t + token_of(lane / 4, half);
+				const uint32_t at = token + 16 * t + lane / 4 + 8 * half;
 
 				if (at >= lo && at < hi)
 					continue;
@@ -346,7 +363,7 @@ struct grid {
 
 			l[h] *= factor;
 #pragma unroll
-			for (int i = 0; i < 16; i++)
+			for (int i = 0; i < SUMS; i++)
 				o[h][i] *= factor;
 		}
 	}
@@ -379,12 +396,12 @@ struct grid {
 		uint32_t base, const uint32_t (&weights)[GROUPS][TILES], uint32_t lane)
 	{
 #pragma unroll
-		for (int x = 0; x < 2; x++) {
+		for (int x = 0; x < SETS; x++) {
 			uint32_t w[TILES][BITS];
 
 #pragma unroll
 			for (uint32_t t = 0; t < TILES; t++)
-				load_group<BITS>(base + t * TILE_BYTES + HALF_BYTES, lane, x, w[t]);
+				load_set<BITS, D>(base + t * TILE_BYTES + HALF_BYTES, lane, x, w[t]);
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				int sum[GROUPS][4];
@@ -450,11 +467,11 @@ struct grid {
 #pragma unroll
 		for (int h = 0; h < GROUPS; h++) {
 			float *own = max_sums + (slot * HEADS + 4 * h + c) * 2;
-			float *to = sums + (slot * HEADS + 4 * h + c) * GRID_ROW_FLOATS + g;
+			float *to = sums + (slot * HEADS + 4 * h + c) * ROW_FLOATS + g;
 			const struct rescale scale = join_sums(m[h], l[h], own, is_added);
 
 #pragma unroll
-			for (int j = 0; j < 16; j++)
+			for (int j = 0; j < SUMS; j++)
 				to[8 * j] =
 					is_added ? o[h][j] * scale.mine + to[8 * j] * scale.theirs : o[h][j];
 			__syncwarp();
@@ -467,7 +484,7 @@ struct grid {
 
 	__device__ __forceinline__ const float4 *sums_at(uint32_t slot, uint32_t head, uint32_t chunk) const
 	{
-		return (const float4 *)(sums + (slot * HEADS + head) * GRID_ROW_FLOATS + chunk * 4);
+		return (const float4 *)(sums + (slot * HEADS + head) * ROW_FLOATS + chunk * 4);
 	}
 };
 

@@ -197,21 +197,23 @@ static __device__ void write_fragments(const struct kvg_decode_params *params, c
 /*
  * The same for the kernel in integers: 16-bit fixed point, one step for all heads (what rounding costs a
  * logit is then the same for all), column 2 * head + part with the high digit (part 0) and the low one, both
- * signed. Word k of lane 4n + c has channels 32c + 4k to + 3 of column n.
+ * signed. Word k of lane 4n + c has channels (d / 4) c + 4k to + 3 of column n.
  */
 static __device__ void write_digits(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
 	uint32_t item, uint32_t n_heads, struct prepare_scratch *s)
 {
-	const uint32_t n_groups = params->n_heads > 4 ? 2 : 1;
-	const float largest = largest_number(s, n_heads, 128);
+	const uint32_t d = params->tables.k_head_dim, n_groups = params->n_heads > 4 ? 2 : 1;
+	const float largest = largest_number(s, n_heads, d);
 	/* 32512 = 127 * 256: the high digit stays within 127. */
 	const float scale = largest > 0 ? 32512.0f / largest : 0.0f;
-	uint32_t *words = (uint32_t *)params->q_prepared + (uint64_t)item * n_groups * 256;
+	uint32_t *words = (uint32_t *)params->q_prepared + (uint64_t)item * n_groups * 2 * d;
 
 	for (uint32_t head = threadIdx.x / 32; head < 4 * n_groups; head += WARPS) {
 		const uint32_t at = 4 * kvg_lane(); /* four channels a lane */
 		uint32_t high = 0, low = 0;
 
+		if (at >= d)
+			continue;
 		for (uint32_t e = 0; e < 4 && head < n_heads; e++) {
 			const int fixed = __float2int_rn(s->q[head][at + e] * scale),
 				  digit = (fixed + 128) >> 8;
@@ -220,11 +222,11 @@ static __device__ void write_digits(const struct kvg_decode_params *params, cons
 			low |= (uint32_t)((fixed - (digit << 8)) & 255) << 8 * e;
 		}
 
-		const uint32_t c = at / 32, k = at % 32 / 4, column = 2 * (head % 4);
-		uint32_t *group = words + head / 4 * 256;
+		const uint32_t c = at / (d / 4), k = at % (d / 4) / 4, column = 2 * (head % 4);
+		uint32_t *group = words + head / 4 * 2 * d;
 
-		group[(4 * column + c) * 8 + k] = high;
-		group[(4 * (column + 1) + c) * 8 + k] = low;
+		group[(4 * column + c) * (d / 16) + k] = high;
+		group[(4 * (column + 1) + c) * (d / 16) + k] = low;
 	}
 	if (threadIdx.x == 0)
 		params->q_scales[item] =

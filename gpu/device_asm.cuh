@@ -85,6 +85,14 @@ static __device__ __forceinline__ uint2 load_8(uint32_t address)
 	return v;
 }
 
+static __device__ __forceinline__ uint32_t load_4(uint32_t address)
+{
+	uint32_t out;
+
+	asm volatile("ld.shared.b32 %0, [%1];" : "=r"(out) : "r"(address));
+	return out;
+}
+
 static __device__ __forceinline__ void store_16(uint32_t address, const uint4 &v)
 {
 	asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),

@@ -15,7 +15,7 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 
 struct kvg_tiles_plan kvg_decode_tiles_plan(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads)
 {
-	const uint32_t words = tile_bits == 4 ? 4 * head_dim : n_heads > 4 ? 512 : 256;
+	const uint32_t words = (tile_bits == 4 || n_heads > 4 ? 4 : 2) * head_dim;
 
 #define KVG_TRY(name, dim, bits, heads, tokens, blocks, idle)               \
 	if (head_dim == (dim) && tile_bits == (bits) && n_heads <= (heads)) \

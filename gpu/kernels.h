@@ -275,7 +275,7 @@ cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cu
 cudaError_t kvg_decode_rows_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* The same kernel over the exact rows of the wave; nothing where there are none. */
 cudaError_t kvg_decode_exact_launch(const struct kvg_decode_params *params, cudaStream_t stream);
-/* Tiles: tq4 exactly, at head dims 64 and 128; tq2 and tq3 in integers, at 128. */
+/* Tiles at head dims 64 and 128: tq4 exactly, tq2 and tq3 in integers. */
 cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* Merges the partial results of each query, rotates back, stores outputs and log-sum-exps. */
 cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cudaStream_t stream);

@@ -69,133 +69,146 @@ static __device__ void move_nibbles(
 }
 
 /*
- * Two and three bits at 128 channels: the fragments that decode_grid.cuh reads. Lane 4g + c of a tile has two
- * groups x of `bits` words; a group holds 32 codes, four selector words of eight nibbles. Nibble n of
- * selector word i is, for K, channel 32c + 8i + n of token 4 (g >> 1) + 2x + (g & 1); for V, token 4c + (0,
- * 2, 1, 3 for n & 3) and channel 64x + 16i + 8 (n >> 2) + g: the order in which weights leave the scores'
- * registers.
+ * Two and three bits: the fragments that decode_grid.cuh reads. Lane 4g + c of a tile has d / 64 sets of
+ * `bits` words; a set holds 32 codes, four selector words of eight nibbles. Of K the first half of a lane's
+ * selector words is token g and the second g + 8: nibble n of word i is channel (d / 4) c + 8i + n. Of V
+ * nibble n of selector word i is channel 16i + 8 (n >> 2) + g, of token 2c + (0, 8, 1, 9 for n & 3): the
+ * order in which weights leave the scores' registers.
  */
-static __device__ __forceinline__ uint32_t *fragment_word(uint8_t *indices, uint32_t lane, uint32_t word)
+static __device__ __forceinline__ uint32_t *fragment_word(
+	uint8_t *indices, uint32_t d, uint32_t lane, uint32_t word)
 {
-	return (uint32_t *)(indices + (word < 4 ? 16 * lane + 4 * word : 512 + 8 * lane + 4 * (word - 4)));
+	const uint32_t n_first = d / 32;
+
+	return (uint32_t *)indices +
+		(word < n_first ? n_first * lane + word : 32 * n_first + d / 64 * lane + word - n_first);
 }
 
-/* Place of a token among the four of a word of V. */
-static __device__ __forceinline__ uint32_t place_in_four(uint32_t token)
-{
-	return (token & 1u) << 1 | (token >> 1 & 1u);
-}
-
-struct fragment_place {
-	uint32_t lane, group, selector, nibble;
+/* Where codes of a token are: selector words [selector, selector_end) of lanes, nibbles n, n + step and on.
+ */
+struct fragment_places {
+	uint32_t lane, lane_step, n_lanes;
+	uint32_t selector, selector_end;
+	uint32_t nibble, nibble_step;
 };
 
-static __device__ __forceinline__ struct fragment_place place_in_fragments(
-	uint32_t token, bool is_v, uint32_t channel)
+static __device__ __forceinline__ struct fragment_places places_of(uint32_t d, uint32_t token, bool is_v)
 {
+	const uint32_t g = token & 7u, half = token / 8;
+
 	if (is_v)
-		return { 4 * (channel & 7u) + token / 4, channel / 64, channel / 16 & 3u,
-			4 * (channel / 8 & 1u) + place_in_four(token) };
-	return { 4 * (2 * (token / 4) + (token & 1u)) + channel / 32, token / 2 & 1u, channel / 8 & 3u,
-		channel & 7u };
+		return { g / 2, 4, 8, 0, d / 16, 2 * (g & 1u) + half, 4 };
+	return { 4 * g, 1, 4, d / 32 * half, d / 32 * (half + 1), 0, 1 };
 }
 
-/* The inverse for one token: the channel of a nibble. */
 static __device__ __forceinline__ uint32_t channel_at(
-	bool is_v, uint32_t lane, uint32_t group, uint32_t selector, uint32_t nibble)
+	uint32_t d, bool is_v, uint32_t lane, uint32_t selector, uint32_t nibble)
 {
-	return is_v ? 64 * group + 16 * selector + 8 * (nibble / 4) + lane / 4
-		    : 32 * (lane & 3u) + 8 * selector + nibble;
+	return is_v ? 16 * selector + 8 * (nibble / 4) + lane / 4
+		    : d / 4 * (lane & 3u) + 8 * (selector % (d / 32)) + nibble;
 }
 
-/* Three bits: word i has selector i, and in each nibble's top bit a bit of selector 3. Two: selectors 2i, 2i
- * + 1. */
-static __device__ uint32_t make_nibble(const struct kvg_row_scratch *s, uint32_t bits, bool is_v,
-	uint32_t lane, uint32_t group, uint32_t word, uint32_t nibble)
+/*
+ * What a code of selector word `selector` of a set has of a nibble of word `word`. Three bits: word i has
+ * selector i, and in each nibble's top bit a bit of selector 3. Two: selectors 2i, 2i + 1.
+ */
+static __device__ __forceinline__ uint32_t part_of_nibble(
+	uint32_t bits, uint32_t word, uint32_t selector, uint32_t code)
 {
-	if (bits == 3)
-		return kvg_code_at(s->row, 3, channel_at(is_v, lane, group, word, nibble)) |
-			(kvg_code_at(s->row, 3, channel_at(is_v, lane, group, 3, nibble)) >> word & 1u) << 3;
-	return kvg_code_at(s->row, 2, channel_at(is_v, lane, group, 2 * word, nibble)) |
-		kvg_code_at(s->row, 2, channel_at(is_v, lane, group, 2 * word + 1, nibble)) << 2;
+	if (bits == 2)
+		return selector / 2 == word ? code << 2 * (selector & 1u) : 0;
+	return selector == word ? code : selector == 3 ? (code >> word & 1u) << 3 : 0;
 }
 
 static __device__ __forceinline__ uint32_t read_fragment(
-	uint8_t *indices, uint32_t bits, const struct fragment_place &at)
+	uint8_t *indices, uint32_t d, uint32_t bits, uint32_t lane, uint32_t selector, uint32_t nibble)
 {
+	const uint32_t first = selector / 4 * bits, shift = 4 * nibble;
 	uint32_t code = 0;
 
+	selector %= 4;
 	if (bits == 2)
-		return *fragment_word(indices, at.lane, 2 * at.group + at.selector / 2) >>
-			(4 * at.nibble + 2 * (at.selector & 1u)) &
+		return *fragment_word(indices, d, lane, first + selector / 2) >>
+			(shift + 2 * (selector & 1u)) &
 			3u;
-	if (at.selector < 3)
-		return *fragment_word(indices, at.lane, 3 * at.group + at.selector) >> 4 * at.nibble & 7u;
+	if (selector < 3)
+		return *fragment_word(indices, d, lane, first + selector) >> shift & 7u;
 	for (uint32_t k = 0; k < 3; k++)
-		code |= (*fragment_word(indices, at.lane, 3 * at.group + k) >> (4 * at.nibble + 3) & 1u) << k;
+		code |= (*fragment_word(indices, d, lane, first + k) >> (shift + 3) & 1u) << k;
 	return code;
 }
 
 static __device__ void read_fragments(
 	uint8_t *indices, const struct kvg_codec *codec, uint32_t token, bool is_v, struct kvg_row_scratch *s)
 {
-	for (uint32_t i = kvg_lane(); i < 128; i += 32)
-		s->codes[i] =
-			(uint8_t)read_fragment(indices, codec->bits, place_in_fragments(token, is_v, i));
+	const uint32_t d = codec->head_dim;
+	const struct fragment_places at = places_of(d, token, is_v);
+	const uint32_t n_nibbles = 8 / at.nibble_step, n_selectors = at.selector_end - at.selector;
+
+	for (uint32_t i = kvg_lane(); i < d; i += 32) {
+		const uint32_t lane = at.lane + i / (n_nibbles * n_selectors) * at.lane_step,
+			       selector = at.selector + i / n_nibbles % n_selectors,
+			       nibble = at.nibble + i % n_nibbles * at.nibble_step;
+
+		s->codes[channel_at(d, is_v, lane, selector, nibble)] =
+			(uint8_t)read_fragment(indices, d, codec->bits, lane, selector, nibble);
+	}
 	__syncwarp();
 	kvg_pack(&codec->segments[0], s->codes, s->row);
 }
 
 /*
- * A word of K belongs to one token. A word of V holds two nibbles of each of four tokens, which four warps
- * may write at a time: each changes only its own bits, and nobody reads meanwhile.
+ * A word has codes of two tokens of K (three bits at 64 channels; else of one), of four of V, which other
+ * warps may write at the same time: each changes only its own bits, and nobody reads meanwhile.
  */
-static __device__ void write_fragments(
-	uint8_t *indices, uint32_t bits, uint32_t token, bool is_v, const struct kvg_row_scratch *s)
+static __device__ void write_fragments(uint8_t *indices, const struct kvg_codec *codec, uint32_t token,
+	bool is_v, const struct kvg_row_scratch *s)
 {
-	const uint32_t n_words = is_v ? 16 * bits : 4 * bits;
+	const uint32_t d = codec->head_dim, bits = codec->bits;
+	const struct fragment_places at = places_of(d, token, is_v);
+	const uint32_t set_first = at.selector / 4, n_sets = (at.selector_end + 3) / 4 - set_first;
 
-	for (uint32_t w = kvg_lane(); w < n_words; w += 32) {
-		const uint32_t word = w % bits, rest = w / bits;
-		uint32_t value = 0;
+	for (uint32_t w = kvg_lane(); w < at.n_lanes * n_sets * bits; w += 32) {
+		const uint32_t word = w % bits, set = set_first + w / bits % n_sets,
+			       lane = at.lane + w / bits / n_sets * at.lane_step;
+		const uint32_t first = max(at.selector, 4 * set), end = min(at.selector_end, 4 * set + 4);
+		uint32_t *there = fragment_word(indices, d, lane, set * bits + word);
+		uint32_t value = 0, own = 0;
 
-		if (is_v) {
-			const uint32_t lane = 4 * (rest / 2) + token / 4, group = rest & 1u,
-				       e = place_in_four(token);
-			uint32_t *there = fragment_word(indices, lane, group * bits + word);
+		for (uint32_t selector = first; selector < end; selector++) {
+			const uint32_t mask = part_of_nibble(bits, word, selector % 4, (1u << bits) - 1);
 
-			for (uint32_t n = e; n < 8; n += 4)
-				value |= make_nibble(s, bits, true, lane, group, word, n) << 4 * n;
-			atomicAnd(there, ~(0x000F000Fu << 4 * e));
+			for (uint32_t n = at.nibble; mask != 0 && n < 8; n += at.nibble_step) {
+				const uint32_t code =
+					kvg_code_at(s->row, bits, channel_at(d, is_v, lane, selector, n));
+
+				own |= mask << 4 * n;
+				value |= part_of_nibble(bits, word, selector % 4, code) << 4 * n;
+			}
+		}
+		if (own == UINT32_MAX) {
+			*there = value;
+		} else if (own != 0) {
+			atomicAnd(there, ~own);
 			atomicOr(there, value);
-		} else {
-			const struct fragment_place at = place_in_fragments(token, false, 32 * rest);
-
-			for (uint32_t n = 0; n < 8; n++)
-				value |= make_nibble(s, bits, false, at.lane, at.group, word, n) << 4 * n;
-			*fragment_word(indices, at.lane, at.group * bits + word) = value;
 		}
 	}
 }
 
-/* One row of K or V between shared memory and a tile (KERNELS 2). */
-static __device__ void move_tile_row(uint8_t *tile, const struct kvg_codec *codec, uint32_t token, bool is_v,
+/* One row of K or V between shared memory and its half of a tile (KERNELS 2). */
+static __device__ void move_tile_row(uint8_t *half, const struct kvg_codec *codec, uint32_t token, bool is_v,
 	bool is_read, struct kvg_row_scratch *s)
 {
-	const uint32_t d = codec->head_dim, bits = codec->bits, index_bytes = d * bits / 8;
-	const uint32_t norms_at = KVG_TILE_TOKENS * index_bytes;
-	uint8_t *half = tile + (is_v ? norms_at + 64 : 0);
-	/* Position 2g + h has the norm of the token in row g + 8h of the kernel's first operand. */
-	const uint32_t position = bits == 4 ? 2 * (token & 7u) + token / 8
-					    : 4 * (token / 4) + 2 * (token & 1u) + (token / 2 & 1u);
-	uint32_t *norm = (uint32_t *)(half + norms_at) + position;
+	const uint32_t d = codec->head_dim, index_bytes = d * codec->bits / 8;
+	/* Position 2g + h has the norm of token g + 8h: rows g and g + 8 of the kernel's first operand. */
+	uint32_t *norm = (uint32_t *)(half + KVG_TILE_TOKENS * index_bytes) + 2 * (token & 7u) + token / 8;
 
-	if (bits == 4)
+	if (codec->bits == 4)
 		move_nibbles(half, d, token, is_v, is_read, s->row);
 	else if (is_read)
 		read_fragments(half, codec, token, is_v, s);
 	else
-		write_fragments(half, bits, token, is_v, s);
+		write_fragments(half, codec, token, is_v, s);
 	if (kvg_lane() == 0) {
 		if (is_read)
 			*(uint32_t *)(s->row + index_bytes) = *norm;
@@ -237,12 +250,14 @@ static __device__ void move_page_row(const struct kvg_tables *tables, const stru
 	const uint32_t token = (uint32_t)(slot % tables->block_size);
 
 	if (layer->layout == KVG_LAYOUT_TILES) {
-		const uint32_t tile_bytes = KVG_TILE_TOKENS * 2 * codec->row_bytes;
+		const uint32_t k_bytes = KVG_TILE_TOKENS * tables->codecs[layer->k_codec].row_bytes;
+		const uint32_t v_bytes = KVG_TILE_TOKENS * tables->codecs[layer->v_codec].row_bytes;
 		const uint64_t tile =
 			(block * tables->kv_heads + head) * (tables->block_size / KVG_TILE_TOKENS) +
 			token / KVG_TILE_TOKENS;
 
-		move_tile_row(layer->k + tile * tile_bytes, codec, token % KVG_TILE_TOKENS, is_v, is_read, s);
+		move_tile_row(layer->k + tile * (k_bytes + v_bytes) + (is_v ? k_bytes : 0), codec,
+			token % KVG_TILE_TOKENS, is_v, is_read, s);
 		return;
 	}
 

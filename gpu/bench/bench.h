@@ -20,7 +20,8 @@ struct kvg_bench_shape {
 	uint32_t q_heads, kv_heads, n_seqs;
 	const uint32_t *lengths; /* [n_seqs], or NULL: all n_tokens */
 	uint32_t n_tokens;
-	uint32_t n_exact; /* of them the newest ones are in ring blocks; a multiple of 16 */
+	uint32_t n_exact;  /* of them the newest ones are in ring blocks; a multiple of 16 */
+	uint32_t head_dim; /* 0: 128 */
 };
 
 /* A filled pool, and the launches of one decode of every sequence, for each layer. */

@@ -28,6 +28,15 @@ static const struct column columns[] = {
 };
 
 static const char *const formats[] = { "tq4", "tq3", "tq2" };
+/* Tiles without a figure that is wanted, in the shapes of the first two columns. */
+static const struct {
+	const char *k, *v;
+	uint32_t head_dim;
+} other_tiles[] = {
+	{ "tq4", "tq4", 64 },
+	{ "tq3", "tq3", 64 },
+	{ "tq2", "tq2", 64 },
+};
 static const char *const row_formats[][2] = {
 	{ "bf16", "bf16" },
 	{ "fp8", "fp8" },
@@ -81,15 +90,16 @@ static void decode(const struct bench *bench, const struct kvg_bench_shape *shap
 	const struct kvg_bench_batch batch = kvg_bench_batches(&pool);
 	const double bytes = (double)pool.layer_bytes, share = bytes / launched * 1e6 / bench->read_rate;
 	const bool is_met = wanted >= 0 ? share >= wanted : launched <= -wanted;
-	json_t *row = json_pack("{s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:i, s:f, s:b}", "k",
-		shape->k, "v", shape->v, "shape", name, "bytes", bytes, "us", launched, "share", share,
-		"alone_us", alone, "prepare_us", prepare, "all_us", all, "batch_us", (int)batch.kernel_us,
-		"submit_us", (int)batch.submit_us, "whole_us", (int)batch.whole_us, "wanted", wanted,
-		"is_met", is_met);
+	json_t *row = json_pack("{s:s, s:s, s:i, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:i, s:f, s:b}",
+		"k", shape->k, "v", shape->v, "head_dim", shape->head_dim != 0 ? (int)shape->head_dim : 128,
+		"shape", name, "bytes", bytes, "us", launched, "share", share, "alone_us", alone,
+		"prepare_us", prepare, "all_us", all, "batch_us", (int)batch.kernel_us, "submit_us",
+		(int)batch.submit_us, "whole_us", (int)batch.whole_us, "wanted", wanted, "is_met", is_met);
 
 	if (!bench->is_json) {
-		printf("%-5s %-15s %6.1f MB: %6.1f us, %4.0f GB/s, %4.1f %%", shape->k, name, bytes / 1e6,
-			launched, bytes / launched / 1e3, share * 100);
+		printf("%s/%s, %u, %-15s %6.1f MB: %6.1f us, %4.0f GB/s, %4.1f %%", shape->k, shape->v,
+			shape->head_dim != 0 ? shape->head_dim : 128, name, bytes / 1e6, launched,
+			bytes / launched / 1e3, share * 100);
 		if (wanted != 0)
 			printf(wanted > 0 ? " (wanted %.0f %%)%s" : " (wanted %.0f us)%s",
 				wanted > 0 ? wanted * 100 : -wanted, is_met ? "" : " MISSED");
@@ -108,7 +118,7 @@ static void decode(const struct bench *bench, const struct kvg_bench_shape *shap
 /* The same number of tokens in equal and in unequal parts. */
 static void ragged(const struct bench *bench, const char *format, const uint32_t *lengths, uint32_t n_seqs)
 {
-	struct kvg_bench_shape shape = { format, format, 32, 8, n_seqs, lengths, 0, 0 };
+	struct kvg_bench_shape shape = { format, format, 32, 8, n_seqs, lengths, 0, 0, 0 };
 	uint64_t n_tokens = 0;
 	double rate[2];
 
@@ -146,7 +156,7 @@ static void ragged(const struct bench *bench, const char *format, const uint32_t
 static void update(const struct bench *bench, const char *format)
 {
 	static const uint32_t sizes[] = { 256, 8192 };
-	const struct kvg_bench_shape shape = { format, format, 32, 8, 1, NULL, 8192, 0 };
+	const struct kvg_bench_shape shape = { format, format, 32, 8, 1, NULL, 8192, 0, 0 };
 	struct kvg_bench_pool pool;
 
 	kvg_bench_pool_create(&shape, &pool);
@@ -190,6 +200,24 @@ static void yardsticks(struct bench *bench)
 			is_valid ? "" : " (below 4550: this run is not valid)", bench->copy_rate / 1e9);
 }
 
+static void decode_other_tiles(const struct bench *bench)
+{
+	for (uint32_t i = 0; i < 2 * sizeof(other_tiles) / sizeof(other_tiles[0]); i++) {
+		const struct column *column = &columns[i % 2];
+		const struct kvg_bench_shape shape = { .k = other_tiles[i / 2].k,
+			.v = other_tiles[i / 2].v,
+			.q_heads = column->q_heads,
+			.kv_heads = column->kv_heads,
+			.n_seqs = column->n_seqs,
+			.n_tokens = column->n_tokens,
+			.head_dim = other_tiles[i / 2].head_dim };
+
+		/* Names of their own: by a name others look for a column's row. */
+		decode(bench, &shape, i % 2 ? "64/8, 16 x 32k, other tiles" : "32/8, 64 x 8k, other tiles", 0,
+			false);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct bench bench = { .out = json_object() };
@@ -204,17 +232,19 @@ int main(int argc, char **argv)
 	for (uint32_t f = 0; f < 3; f++) {
 		for (uint32_t c = 0; c < sizeof(columns) / sizeof(columns[0]); c++) {
 			const struct kvg_bench_shape shape = { formats[f], formats[f], columns[c].q_heads,
-				columns[c].kv_heads, columns[c].n_seqs, NULL, columns[c].n_tokens, 0 };
+				columns[c].kv_heads, columns[c].n_seqs, NULL, columns[c].n_tokens, 0, 0 };
 
 			decode(&bench, &shape, columns[c].name, columns[c].wanted[f], !is_brief && c < 2);
 		}
 	}
+	if (!is_brief)
+		decode_other_tiles(&bench);
 	/* What an exact window adds: "all" beside that of the same shape without. */
 	for (uint32_t i = 0; !is_brief && i < 2; i++) {
 		const struct kvg_bench_shape many = { formats[0], formats[0], 32, 8, 64, NULL, 8192,
-			64u << 2 * i };
+			64u << 2 * i, 0 };
 		const struct kvg_bench_shape one = { formats[0], formats[0], 32, 8, 1, NULL, 4096,
-			64u << 2 * i };
+			64u << 2 * i, 0 };
 
 		decode(&bench, &many, i ? "64 x 8k, 256 exact" : "64 x 8k, 64 exact", 0, false);
 		decode(&bench, &one, i ? "1 x 4k, 256 exact" : "1 x 4k, 64 exact", 0, false);
@@ -226,7 +256,7 @@ int main(int argc, char **argv)
 	}
 	for (uint32_t i = 0; !is_brief && i < sizeof(row_formats) / sizeof(row_formats[0]); i++) {
 		const struct kvg_bench_shape shape = { row_formats[i][0], row_formats[i][1], 32, 8, 16, NULL,
-			4096, 0 };
+			4096, 0, 0 };
 
 		decode(&bench, &shape, "32/8, 16 x 4k", 0, false);
 	}

@@ -121,6 +121,11 @@ static uint32_t length_of(const struct kvg_bench_shape *shape, uint32_t seq)
 	return shape->lengths ? shape->lengths[seq] : shape->n_tokens;
 }
 
+static uint32_t head_dim_of(const struct kvg_bench_shape *shape)
+{
+	return shape->head_dim != 0 ? shape->head_dim : 128;
+}
+
 static uint64_t n_tokens_of(const struct kvg_bench_shape *shape)
 {
 	uint64_t n = 0;
@@ -145,7 +150,8 @@ static struct kv_pool_spec *make_spec(const struct kvg_bench_shape *shape, uint3
 	struct kv_error err = { .msg = "" };
 	json_t *json = json_pack("{s:s, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i}", "name", "bench", "layers",
 		(int)n_layers, "q_heads", (int)shape->q_heads, "kv_heads", (int)shape->kv_heads, "head_dim",
-		128, "k", shape->k, "v", shape->v, "block_size", 16, "blocks", (int)n_blocks_of(shape));
+		(int)head_dim_of(shape), "k", shape->k, "v", shape->v, "block_size", 16, "blocks",
+		(int)n_blocks_of(shape));
 
 	if (shape->n_exact > 0) {
 		json_object_set_new(json, "exact_tokens", json_integer(shape->n_exact));
@@ -238,7 +244,7 @@ void kvg_bench_pool_create(const struct kvg_bench_shape *shape, struct kvg_bench
 	out->order = take(n_blocks_of(shape) * sizeof(*out->order));
 	shuffle(out->order, n_blocks_of(shape));
 
-	const size_t n_values = (size_t)8192 * shape->kv_heads * 128;
+	const size_t n_values = (size_t)8192 * shape->kv_heads * head_dim_of(shape);
 
 	out->rows = take(n_values * 2);
 	draw_rows(out->rows, n_values / 4);
@@ -282,8 +288,8 @@ static struct kv_decode_op *make_decodes(struct kvg_bench_pool *pool)
 			.q_dtype = KV_DTYPE_BF16,
 			.out_dtype = KV_DTYPE_BF16,
 			.table = pool->order + block,
-			.q = pool->rows + (size_t)i * shape->q_heads * 256,
-			.out = take(shape->q_heads * 256),
+			.q = pool->rows + (size_t)i * shape->q_heads * head_dim_of(shape) * 2,
+			.out = take(shape->q_heads * head_dim_of(shape) * 2),
 			.lse = take(shape->q_heads * 4) };
 		block += kv_div_up_u32(length_of(shape, i), 16);
 		if (shape->n_exact > 0)

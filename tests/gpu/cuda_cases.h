@@ -40,8 +40,8 @@ static const struct pool_case {
 	{ "tq2", "tq2", 128, 128, 16, 2, 32, 5e-3, 0 },
 	{ "tq3", "tq3", 128, 128, 32, 8, 16, 5e-3, 0 },
 	{ "tq3", "tq3", 128, 128, 10, 2, 64, 5e-3, 0 },
-	{ "tq2", "tq2", 64, 64, 8, 2, 16, 2e-5, 0 },
-	{ "tq3", "tq3", 64, 64, 8, 2, 16, 2e-5, 0 },
+	{ "tq2", "tq2", 64, 64, 8, 2, 16, 5e-3, 0 },
+	{ "tq3", "tq3", 64, 64, 8, 2, 16, 5e-3, 0 },
 	{ "tq4", "tq4", 128, 128, 32, 8, 16, 2e-3, 0 },
 	{ "tq4", "tq4", 128, 128, 8, 8, 32, 2e-3, 0 },
 	{ "tq4", "tq4", 128, 128, 16, 2, 64, 2e-3, 0 },
@@ -102,6 +102,11 @@ static const struct pool_case {
 	{ "tqp4", "tqp5", 96, 96, 20, 2, 16, 2e-5, EXACT | SINK_TOKENS },
 	{ "turboquant25", "turboquant25", 128, 128, 8, 2, 16, 2e-5, EXACT | CHANNEL_LISTS | K_CENTER },
 	{ "[\"bf16\", \"tq4\"]", "[\"v8\", \"tq4\"]", 128, 128, 8, 2, 32, 2e-3, EXACT | K_CENTER },
+	/* Integer tiles at 64 channels: more heads than four, not all of them there, one. */
+	{ "tq2", "tq2", 64, 64, 16, 2, 32, 5e-3, K_CENTER | SINKS },
+	{ "tq2", "tq2", 64, 64, 3, 3, 64, 5e-3, QR | PER_LAYER },
+	{ "tq3", "tq3", 64, 64, 24, 2, 64, 5e-3, EXACT | QR | NORM_CORRECTION },
+	{ "tq3", "tq3", 64, 64, 5, 1, 16, 5e-3, EXACT | K_CENTER },
 };
 
 /* The sequences of a case; on fibers everything is a thousand times slower. */

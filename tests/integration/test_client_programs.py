@@ -9,9 +9,9 @@ from daemon import BUILD, PATIENCE_S, Daemon
 FAKE_GPU = "tests/gpu/tqkvd_fake_gpu"
 TABLES = "name=tables,layers=2,q_heads=6,kv_heads=2,k_head_dim=48,v_head_dim=32,k=f32,v=f32,block_size=16,blocks=32"
 WINDOW = "layers=2,q_heads=4,kv_heads=2,head_dim=64,block_size=16,blocks=128,exact_tokens=48,exact_blocks=16"
-# What is rounded: float64 sums; 16-bit tables; float32 sums of one kernel, float16 tables of another.
+# What is rounded: float64 sums; 16-bit tables; float32 sums, and tiles in integers or float16 tables.
 RUNS = [("tables", TABLES, {"cpu-scalar": 1e-5, "cpu": 1e-5, "cuda": 2e-5}),
-        ("exact", f"name=tq3,{WINDOW},k=tq3,v=tq3", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 2e-5}),
+        ("exact", f"name=tq3,{WINDOW},k=tq3,v=tq3", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 5e-3}),
         ("exact", f"name=tq4,{WINDOW},k=tq4,v=tq4", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 2e-3}),
         ("exact", f"name=mixed,{WINDOW},k=tqp3,v=v4", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 2e-5})]
 

@@ -93,6 +93,11 @@ static inline uint2 load_8(uint32_t address)
 	return shared_at<uint2>(address);
 }
 
+static inline uint32_t load_4(uint32_t address)
+{
+	return shared_at<uint32_t>(address);
+}
+
 static inline void store_16(uint32_t address, const uint4 &v)
 {
 	shared_at<uint4>(address) = v;
