@@ -297,6 +297,7 @@ static inline struct kv_update_op *add_update(struct rig *rig, const struct rig_
 	uint32_t end, enum kv_dtype k_dtype, enum kv_dtype v_dtype)
 {
 	const uint32_t n = end - first, exact_lo = end > EXACT_TOKENS ? end - EXACT_TOKENS : 0;
+	const uint32_t n_layers = rig->spec->n_layers;
 	struct kv_update_op *op = &rig->batch.updates[rig->batch.n_updates++];
 	int64_t *slots = rig_take(rig, n * sizeof(*slots));
 	int64_t *exact_slots = rig_take(rig, n * sizeof(*exact_slots));
@@ -309,14 +310,14 @@ static inline struct kv_update_op *add_update(struct rig *rig, const struct rig_
 		exact_slots[t] = exact_slot_of(rig, seq, exact_lo, first + order[t]);
 	}
 	*op = (struct kv_update_op){ .result_idx = rig->batch.n_results++,
-		.n_layers = 2,
+		.n_layers = n_layers,
 		.n_tokens = n,
 		.slots = slots,
 		.exact_slots = rig->spec->exact_tokens > 0 ? exact_slots : NULL };
-	op->k = rig_rows(rig, false, 2, n, k_dtype, &n_bytes);
-	op->v = rig_rows(rig, true, 2, n, v_dtype, &n_bytes);
-	rig_draw_rows(rig, &op->k, false, 2 * n * rig->spec->kv_heads);
-	rig_draw_rows(rig, &op->v, true, 2 * n * rig->spec->kv_heads);
+	op->k = rig_rows(rig, false, n_layers, n, k_dtype, &n_bytes);
+	op->v = rig_rows(rig, true, n_layers, n, v_dtype, &n_bytes);
+	rig_draw_rows(rig, &op->k, false, n_layers * n * rig->spec->kv_heads);
+	rig_draw_rows(rig, &op->v, true, n_layers * n * rig->spec->kv_heads);
 	return op;
 }
 
@@ -345,7 +346,7 @@ static inline void fill(struct rig *rig, const struct rig_seq seqs[N_SEQS])
  * tolerance. */
 static inline void compare_rows(struct rig *rig, const struct rig_seq *seq, enum kv_dtype dtype)
 {
-	const uint32_t n = seq->n_tokens;
+	const uint32_t n = seq->n_tokens, n_layers = rig->spec->n_layers;
 	struct kv_transfer_op *op;
 	int64_t *slots, *exact_slots;
 	uint64_t n_bytes[2];
@@ -363,12 +364,12 @@ static inline void compare_rows(struct rig *rig, const struct rig_seq *seq, enum
 		exact_slots[t] = exact_slot_of(rig, seq, seq->exact_lo, order[t]);
 	}
 	*op = (struct kv_transfer_op){ .result_idx = rig->batch.n_results++,
-		.n_layers = 2,
+		.n_layers = n_layers,
 		.n_tokens = n,
 		.slots = slots,
 		.exact_slots = rig->spec->exact_tokens > 0 ? exact_slots : NULL };
-	op->k = rig_rows(rig, false, 2, n, dtype, &n_bytes[0]);
-	op->v = rig_rows(rig, true, 2, n, dtype, &n_bytes[1]);
+	op->k = rig_rows(rig, false, n_layers, n, dtype, &n_bytes[0]);
+	op->v = rig_rows(rig, true, n_layers, n, dtype, &n_bytes[1]);
 	for (uint32_t side = 0; side < 2; side++)
 		memset(side ? op->v.base : op->k.base, 0xAA, n_bytes[side]);
 	rig_run_cuda(rig);
@@ -461,42 +462,65 @@ static inline struct kv_decode_op *add_decode(struct rig *rig, const struct rig_
 	return op;
 }
 
+/*
+ * What rounding outputs to a dtype adds: half of its last place on either side, and of the smallest number it
+ * has for every channel.
+ */
+static inline double rounding_of(enum kv_dtype dtype)
+{
+	return dtype == KV_DTYPE_F16 ? 0x1p-11 : dtype == KV_DTYPE_BF16 ? 0x1p-8 : 0;
+}
+
+static inline double least_step_of(enum kv_dtype dtype)
+{
+	return dtype == KV_DTYPE_F16 ? 0x1p-24 : 0;
+}
+
+static inline void compare_lse(
+	const struct kv_decode_op *op, uint32_t query, float found, float wanted, double bound)
+{
+	if (isinf(wanted))
+		ck_assert(isinf(found) && found < 0);
+	else if (!(fabs((double)found - (double)wanted) <= bound * (1 + fabs((double)wanted))))
+		ck_abort_msg("layer %u, %u tokens, query %u: log-sum-exp %g, expected %g", op->layer,
+			op->n_tokens_seen, query, (double)found, (double)wanted);
+}
+
 /* Outputs of the device beside those of the oracle, query by query. */
 static inline double compare_decode(const struct rig *rig, const struct decode_check *check, double bound)
 {
 	const struct kv_pool_spec *spec = rig->spec;
 	const struct kv_decode_op *op = check->op;
-	const float *found = (const float *)(const void *)check->out,
-		    *wanted = (const float *)(const void *)op->out;
+	const enum kv_dtype dtype = (enum kv_dtype)op->out_dtype;
+	const uint64_t row_bytes = (uint64_t)spec->v_head_dim * kv_dtype_bytes(dtype);
+	const double least = least_step_of(dtype) * sqrt((double)spec->v_head_dim);
+	float found[KV_HEAD_DIM_MAX], wanted[KV_HEAD_DIM_MAX];
 	double worst = 0;
 
 	for (uint32_t query = 0; query < op->q_len * spec->q_heads; query++) {
 		double error = 0, norm = 0;
 
+		kv_rows_load_f32(dtype, check->out + query * row_bytes, spec->v_head_dim, found);
+		kv_rows_load_f32(dtype, op->out + query * row_bytes, spec->v_head_dim, wanted);
 		for (uint32_t i = 0; i < spec->v_head_dim; i++) {
-			const double a = (double)found[query * spec->v_head_dim + i];
-			const double b = (double)wanted[query * spec->v_head_dim + i];
-
-			error += (a - b) * (a - b);
-			norm += b * b;
+			error += ((double)found[i] - (double)wanted[i]) *
+				((double)found[i] - (double)wanted[i]);
+			norm += (double)wanted[i] * (double)wanted[i];
 		}
 
-		const double relative = norm > 0 ? sqrt(error / norm) : sqrt(error);
+		const double excess = fmax(sqrt(error) - least - rounding_of(dtype) * sqrt(norm), 0);
+		const double relative = norm > 0 ? excess / sqrt(norm) : sqrt(error);
 
-		if (!(relative <= bound))
-			ck_abort_msg("layer %u, %u tokens, exact from %u, window %u, q_len %u, query %u: "
+		if (!(relative <= bound) || isnan(error))
+			ck_abort_msg("layer %u, %u tokens, exact from %u, window %u, q_len %u, %s, query %u: "
 				     "relative error %g above %g, first numbers %g, expected %g",
 				op->layer, op->n_tokens_seen,
 				op->exact_table ? op->exact_lo : op->n_tokens_seen, op->window, op->q_len,
-				query, relative, bound, (double)found[query * spec->v_head_dim],
-				(double)wanted[query * spec->v_head_dim]);
+				kv_dtype_name(dtype), query, relative, bound, (double)found[0],
+				(double)wanted[0]);
 		worst = relative > worst ? relative : worst;
-		if (isinf(op->lse[query]))
-			ck_assert(isinf(check->lse[query]) && check->lse[query] < 0);
-		else if (!(fabs((double)check->lse[query] - (double)op->lse[query]) <=
-				 bound * (1 + fabs((double)op->lse[query]))))
-			ck_abort_msg("layer %u, %u tokens, query %u: log-sum-exp %g, expected %g", op->layer,
-				op->n_tokens_seen, query, (double)check->lse[query], (double)op->lse[query]);
+		if (op->lse)
+			compare_lse(op, query, check->lse[query], op->lse[query], bound);
 	}
 	return worst;
 }
@@ -516,8 +540,10 @@ static inline void run_and_compare_decodes(struct rig *rig, double bound, const 
 		checks[i] = (struct decode_check){ .op = op,
 			.out = malloc(n_queries * rig->spec->v_head_dim * sizeof(float)),
 			.lse = malloc(n_queries * sizeof(float)) };
-		memcpy(checks[i].out, op->out, n_queries * rig->spec->v_head_dim * sizeof(float));
-		memcpy(checks[i].lse, op->lse, n_queries * sizeof(float));
+		memcpy(checks[i].out, op->out,
+			n_queries * rig->spec->v_head_dim * kv_dtype_bytes((enum kv_dtype)op->out_dtype));
+		if (op->lse)
+			memcpy(checks[i].lse, op->lse, n_queries * sizeof(float));
 	}
 	rig_run_oracle(rig);
 	for (uint32_t i = 0; i < rig->batch.n_decodes; i++) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """race.py TQKVD [--backend NAME] [--rounds N]: row K12 of the list of failures against a real daemon. Appends, and sent
 behind each without waiting for it DECODE, FORK, SPILL or a snapshot; every decode must find the newest row. Each value
-row carries its number in the signs of its channels, and the query is its key, so an old row is another number.
+row carries its number in the signs of its channels, and the query is its key, so an old row is another number. Exit 77
+without numpy.
 """
 import argparse
 import json
@@ -15,8 +16,12 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "proto/python"))
 
-import numpy as np  # noqa: E402
-import tqkv  # noqa: E402
+try:
+	import numpy as np
+	import tqkv
+except ImportError as missing:
+	print(missing)
+	sys.exit(77)
 
 DIM, HEADS, BITS, LENGTH_MAX = 64, 2, 32, 480
 POOL = f"name=race,layers=1,q_heads=2,kv_heads={HEADS},head_dim={DIM},k=tq4,v=tq4,block_size=16,blocks=512"

@@ -7,6 +7,7 @@
 #include "core/attention.h"
 #include "core/selftest.h"
 #include "tests/gpu/cuda_cases.h"
+#include "tests/gpu/cuda_slots.h"
 
 /* Updates store the oracle's bytes, exports return them, and decoded rows have the same bits. */
 START_TEST(test_cuda_rows_equal_the_oracle)
@@ -258,6 +259,17 @@ START_TEST(test_cuda_decode_is_the_oracles)
 	rig_begin(&rig);
 	add_decode(&rig, &seqs[0], 1, 1, 0, 1.0f);
 	run_and_compare_decodes(&rig, c->bound, name);
+	/* Outputs of every dtype, also where nothing is seen, and at an address that is no multiple of 16. */
+	rig_begin(&rig);
+	for (uint32_t i = 0; i < 8; i++) {
+		struct kv_decode_op *op =
+			add_decode(&rig, &seqs[i], i % 2, 1 + i % 2, seqs[i].n_tokens, 1.0f);
+
+		op->out_dtype = i % 2 ? KV_DTYPE_BF16 : KV_DTYPE_F16;
+		op->out += i / 4 * 4;
+		op->lse = i % 3 ? op->lse : NULL;
+	}
+	run_and_compare_decodes(&rig, c->bound, name);
 	free(key);
 	rig_finish(&rig);
 }
@@ -336,42 +348,6 @@ START_TEST(test_cuda_import_copy_and_order)
 	add_decode(&rig, &seqs[8], 0, 1, LONGEST, 1.0f);
 	run_and_compare_decodes(&rig, c->bound, "copies");
 	compare_rows(&rig, &seqs[8], KV_DTYPE_PACKED);
-	rig_finish(&rig);
-}
-END_TEST
-
-/* Of equal slots in one op the last token stays, negative ones are skipped, one token at a time works. */
-START_TEST(test_cuda_duplicate_and_skipped_slots)
-{
-	struct rig rig;
-	struct rig_seq seqs[N_SEQS];
-
-	begin_case(&rig, &cases[_i], seqs);
-	fill(&rig, seqs);
-	for (uint32_t round = 0; round < 3; round++) {
-		const uint32_t n = round == 2 ? 1 : 40;
-		struct kv_update_op *op;
-		int64_t *slots;
-		uint64_t n_bytes;
-
-		rig_begin(&rig);
-		op = &rig.batch.updates[rig.batch.n_updates++];
-		slots = rig_take(&rig, n * sizeof(*slots));
-		for (uint32_t t = 0; t < n; t++)
-			slots[t] =
-				t % 7 == 3 ? -1 - (int64_t)t : slot_of(&rig, &seqs[6], rig_below(&rig, 20));
-		*op = (struct kv_update_op){
-			.result_idx = rig.batch.n_results++, .n_layers = 2, .n_tokens = n, .slots = slots
-		};
-		op->k = rig_rows(&rig, false, 2, n, KV_DTYPE_F32, &n_bytes);
-		op->v = rig_rows(&rig, true, 2, n, KV_DTYPE_BF16, &n_bytes);
-		rig_draw_rows(&rig, &op->k, false, 2 * n * rig.spec->kv_heads);
-		rig_draw_rows(&rig, &op->v, true, 2 * n * rig.spec->kv_heads);
-		rig_run_cuda(&rig);
-		ck_assert_uint_eq(rig.batch.results[0].status, KV_OK);
-		rig_run_oracle(&rig);
-		compare_rows(&rig, &seqs[6], KV_DTYPE_PACKED);
-	}
 	rig_finish(&rig);
 }
 END_TEST
@@ -557,6 +533,7 @@ static void add_row_tests(TCase *tcase, int first, int end)
 	tcase_add_loop_test(tcase, test_cuda_rows_equal_the_oracle, first, end);
 	tcase_add_loop_test(tcase, test_cuda_decode_flags, first, end);
 	tcase_add_loop_test(tcase, test_cuda_duplicate_and_skipped_slots, first, end);
+	tcase_add_loop_test(tcase, test_cuda_slots_one_by_one_and_together, first, end);
 	tcase_add_loop_test(tcase, test_cuda_refusals_equal_the_oracles, first, end);
 	tcase_add_loop_test(tcase, test_cuda_import_refuses_what_the_oracle_refuses, first, end);
 }

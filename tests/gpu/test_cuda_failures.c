@@ -10,6 +10,10 @@
 #include "core/attention.h"
 #include "tests/gpu/cuda_cases.h"
 #include "tests/lib/pairs.h"
+#ifdef TEST_ON_HOST
+#include "tests/gpu/host/cuda_runtime_api.h"
+#include "tests/gpu/host/fibers.h"
+#endif
 
 #ifdef TEST_ON_HOST
 #define N_RACES      40u
@@ -24,45 +28,101 @@
 #endif
 static uint32_t slice;
 
-/* K1: blocks beyond 2^32 bytes of both layouts are where they should be, and not where the low 32 bits say.
+static const struct far_pool {
+	const char *format;
+	uint32_t n_blocks, n_ring_blocks;
+	double bound;
+} far_pools[] = {
+	{ "tq4", 300000, 0, 2e-3 },  /* of 17 408 bytes */
+	{ "tq3", 330000, 0, 5e-3 },  /* 13 312 */
+	{ "tq2", 480000, 0, 5e-3 },  /* 9216 */
+	{ "f32", 70000, 0, 2e-5 },   /* twice 65 536 */
+	{ "tq5", 16, 140000, 2e-5 }, /* twice 32 768 of the ring */
+};
+
+#define FAR_TOKENS 33u
+
+/* Tokens of both kinds of blocks at the end of the pool (far) or at its beginning. */
+static struct rig_seq far_seq(const struct far_pool *far, bool is_far)
+{
+	struct rig_seq seq = { .n_tokens = FAR_TOKENS, .exact_lo = far->n_ring_blocks ? 17 : FAR_TOKENS };
+
+	for (uint32_t b = 0; b < 3; b++)
+		seq.table[b] = is_far ? far->n_blocks - 1 - b : b;
+	for (uint32_t b = 0; b < EXACT_TOKENS / 16; b++)
+		seq.ring[b] = is_far ? far->n_ring_blocks - 1 - b : b;
+	return seq;
+}
+
+/* Bits of one decode of all tokens, the newest of the ring where there is one. */
+static uint64_t decode_far(struct rig *rig, const struct rig_seq *seq, uint8_t *kept)
+{
+	const size_t n_bytes = (size_t)rig->spec->q_heads * rig->spec->v_head_dim * sizeof(float);
+	uint32_t *ring;
+	struct kv_decode_op *op;
+
+	rig_begin(rig);
+	rig->seed = 4711;
+	op = add_decode(rig, seq, 0, 1, FAR_TOKENS, 1.0f);
+	op->exact_table = NULL;
+	if (seq->exact_lo < FAR_TOKENS) {
+		ring = rig_take(rig, 3 * sizeof(*ring));
+		for (uint32_t b = seq->exact_lo / 16; b < 3; b++)
+			ring[b - seq->exact_lo / 16] = seq->ring[b];
+		memcpy((uint32_t *)(uintptr_t)op->table, seq->table, sizeof(seq->table));
+		op->exact_lo = seq->exact_lo;
+		op->exact_table = ring;
+	}
+	rig_run_cuda(rig);
+	ck_assert_uint_eq(rig->batch.results[op->result_idx].status, KV_OK);
+	memcpy(kept, op->out, n_bytes);
+	return n_bytes;
+}
+
+/*
+ * K1: blocks beyond 2^32 bytes of every layout, and ring blocks there, give what the same rows give in the
+ * first blocks, bit for bit, after a copy across, too; and both are the oracle's.
  */
 START_TEST(test_cuda_far_pages)
 {
-	static const char *const formats[] = { "tq4", "f32" };
-	const uint32_t n_blocks = _i == 0 ? 300000 : 70000; /* of 17 408, and of 2 * 65 536 bytes */
+	static uint8_t near_out[64 * 1024], far_out[64 * 1024];
+	const struct far_pool *far = &far_pools[_i];
+	struct rig_seq near_seq = far_seq(far, false), seq = far_seq(far, true), copied = near_seq;
 	struct rig rig;
-	struct rig_seq seqs[2];
-	char json[512];
+	char json[512], ring[64] = "";
+	uint64_t n_bytes;
 
+	if (far->n_ring_blocks)
+		snprintf(ring, sizeof(ring), ", \"exact_tokens\": %u, \"exact_blocks\": %u", EXACT_TOKENS,
+			far->n_ring_blocks);
 	snprintf(json, sizeof(json),
 		"{\"name\": \"p\", \"layers\": 1, \"q_heads\": 8, \"kv_heads\": 8, \"head_dim\": 128, \"k\": "
-		"\"%s\", "
-		"\"v\": \"%s\", \"block_size\": 16, \"blocks\": %u}",
-		formats[_i], formats[_i], n_blocks);
+		"\"%s\", \"v\": \"%s\", \"block_size\": 16, \"blocks\": %u%s}",
+		far->format, far->format, far->n_blocks, ring);
 	rig_init(&rig, json, 99);
-	for (uint32_t s = 0; s < 2; s++) {
-		seqs[s].n_tokens = 33;
-		for (uint32_t b = 0; b < 3; b++)
-			seqs[s].table[b] = s == 0 ? n_blocks - 1 - b : b;
-	}
 	rig_begin(&rig);
 	for (uint32_t s = 0; s < 2; s++) {
-		struct kv_update_op *op = &rig.batch.updates[rig.batch.n_updates++];
-		int64_t *slots = rig_take(&rig, 33 * sizeof(*slots));
-		uint64_t n_bytes;
-
-		for (uint32_t t = 0; t < 33; t++)
-			slots[t] = slot_of(&rig, &seqs[s], t);
-		*op = (struct kv_update_op){
-			.result_idx = rig.batch.n_results++, .n_layers = 1, .n_tokens = 33, .slots = slots
-		};
-		op->k = rig_rows(&rig, false, 1, 33, KV_DTYPE_F32, &n_bytes);
-		op->v = rig_rows(&rig, true, 1, 33, KV_DTYPE_F32, &n_bytes);
-		rig_draw_rows(&rig, &op->k, false, 33 * 8);
-		rig_draw_rows(&rig, &op->v, true, 33 * 8);
-		add_decode(&rig, &seqs[s], 0, 1, 33, 1.0f);
+		rig.seed = 99; /* the same rows */
+		add_update(&rig, s ? &seq : &near_seq, 0, FAR_TOKENS, KV_DTYPE_F32, KV_DTYPE_F32);
 	}
-	run_and_compare_decodes(&rig, _i == 0 ? 2e-3 : 2e-5, "far pages");
+	for (uint32_t s = 0; s < 2; s++)
+		add_decode(&rig, s ? &seq : &near_seq, 0, 1, FAR_TOKENS, 1.0f);
+	run_and_compare_decodes(&rig, far->bound, "far pages");
+	compare_rows(&rig, &near_seq, KV_DTYPE_PACKED);
+	compare_rows(&rig, &seq, KV_DTYPE_PACKED);
+	n_bytes = decode_far(&rig, &near_seq, near_out);
+	ck_assert_uint_eq(decode_far(&rig, &seq, far_out), n_bytes);
+	ck_assert_mem_eq(near_out, far_out, n_bytes);
+	/* From the end to places behind the first blocks. */
+	rig_begin(&rig);
+	rig.batch.n_copies = 3;
+	for (uint32_t b = 0; b < 3; b++) {
+		copied.table[b] = 5 + b;
+		rig.copies[b] = (struct kv_copy_op){ 0, seq.table[b], copied.table[b] };
+	}
+	rig_run_cuda(&rig);
+	decode_far(&rig, &copied, far_out);
+	ck_assert_mem_eq(near_out, far_out, n_bytes);
 	rig_finish(&rig);
 }
 END_TEST
@@ -369,6 +429,62 @@ START_TEST(test_k12_reads_wait_for_writes)
 }
 END_TEST
 
+#ifdef TEST_ON_HOST
+/* Alternating shapes, sleeping before some of them. */
+static void run_some(struct rig *rig, const struct rig_seq seqs[N_SEQS], uint32_t n_batches)
+{
+	for (uint32_t i = 0; i < n_batches; i++) {
+		rig_begin(rig);
+		for (uint32_t s = 1; s < 1 + i % N_SEQS; s++)
+			add_update(rig, &seqs[s], 0, seqs[s].n_tokens, KV_DTYPE_F32, KV_DTYPE_BF16);
+		for (uint32_t s = 0; s < i * 7 % 20; s++)
+			add_decode(rig, &seqs[s % N_SEQS], s % 2, 1, seqs[s % N_SEQS].n_tokens, 1.0f);
+		rig->batch.n_copies = i % 3;
+		for (uint32_t c = 0; c < i % 3; c++)
+			rig->copies[c] = (struct kv_copy_op){ 0, seqs[8].table[c], seqs[0].table[c] };
+		if (i % 2)
+			rig_backend->ops->will_sleep(rig_backend);
+		rig_run_cuda(rig);
+	}
+}
+
+/*
+ * What a batch may not need: memory of either side, pinned pages, streams, events, a wait for the device. And
+ * its kernels are as many as its kinds of work, however many sequences and layers there are: begin, updates,
+ * the three of a wave, end.
+ */
+START_TEST(test_cuda_steady_state)
+{
+	struct rig rig;
+	struct rig_seq seqs[N_SEQS];
+	uint64_t n_setups, n_allocs, n_runs, n_kernels[2];
+
+	begin_case(&rig, &cases[17], seqs);
+	fill(&rig, seqs);
+	run_some(&rig, seqs, 3);
+	n_setups = fake_device_n_setups;
+	n_allocs = kv_alloc_count();
+	ck_assert_uint_gt(n_setups, 0);
+	run_some(&rig, seqs, 40);
+	ck_assert_uint_eq(fake_device_n_setups, n_setups);
+	ck_assert_uint_eq(kv_alloc_count(), n_allocs);
+	for (uint32_t many = 0; many < 2; many++) {
+		rig_begin(&rig);
+		for (uint32_t s = many ? 1 : 8; s < N_SEQS; s++) {
+			add_update(&rig, &seqs[s], 0, seqs[s].n_tokens, KV_DTYPE_F32, KV_DTYPE_BF16);
+			add_decode(&rig, &seqs[s], s % 2, 1, seqs[s].n_tokens, 1.0f);
+		}
+		n_runs = fibers_n_runs;
+		rig_run_cuda(&rig);
+		n_kernels[many] = fibers_n_runs - n_runs;
+	}
+	ck_assert_uint_eq(n_kernels[0], 6);
+	ck_assert_uint_eq(n_kernels[1], n_kernels[0]);
+	rig_finish(&rig);
+}
+END_TEST
+#endif
+
 /* W12: more than the device has is refused with wanted and free bytes. */
 START_TEST(test_cuda_arena_too_large)
 {
@@ -434,13 +550,16 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	slice = argc > 1 ? (uint32_t)atoi(argv[1]) : (uint32_t)time(NULL) % 1000;
 	tcase_set_timeout(tcase, 0);
-	tcase_add_loop_test(tcase, test_cuda_far_pages, 0, 2);
+	tcase_add_loop_test(tcase, test_cuda_far_pages, 0, (int)KV_LENGTH(far_pools));
 	tcase_add_loop_test(tcase, test_k4_every_combination_or_a_refusal, 0, (int)(K4_CASES / K4_STRIDE));
 	tcase_add_test(tcase, test_k4_every_pair);
 	tcase_add_test(tcase, test_k4_every_option_is_known_when_the_pool_is_made);
 	tcase_add_loop_test(tcase, test_k7_rows_are_separate_decodes, 0, (int)(KV_LENGTH(cases) / K7_STRIDE));
 	tcase_add_loop_test(tcase, test_k8_same_bits_after_larger_batches, 15, 18);
 	tcase_add_loop_test(tcase, test_k12_reads_wait_for_writes, 17, 18);
+#ifdef TEST_ON_HOST
+	tcase_add_test(tcase, test_cuda_steady_state);
+#endif
 	tcase_add_test(tcase, test_cuda_arena_too_large);
 	tcase_add_test(lost, test_cuda_lost_device);
 	suite_add_tcase(suite, tcase);

@@ -62,6 +62,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t run, void *user);
 
+/*
+ * How often something was asked for that a batch must not need: memory, streams, events, a wait for the device.
+ */
+extern uint64_t fake_device_n_setups;
+
 /* For device_asm.h: the last kernel of a batch says that it is over, unless the device is lost. */
 bool fake_device_ends_batch(void);
 uint64_t fake_device_now_ns(void);

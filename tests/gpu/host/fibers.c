@@ -25,6 +25,7 @@ struct fiber {
 
 struct fiber_idx fiber_thread, fiber_block;
 struct fiber_grid fiber_grid;
+uint64_t fibers_n_runs;
 uint8_t fiber_shared[FIBERS_SHARED_MAX] __attribute__((aligned(1024)));
 
 static struct fiber fibers[FIBERS_MAX];
@@ -105,6 +106,7 @@ void fibers_run(const struct fiber_grid *grid, void (*run)(void *user), void *us
 		stacks = malloc((size_t)FIBERS_MAX * STACK_BYTES);
 	if (!stacks || grid->n_threads > FIBERS_MAX)
 		abort();
+	fibers_n_runs++;
 	fiber_grid = *grid;
 	block_run = run;
 	block_user = user;

@@ -31,6 +31,9 @@ extern struct fiber_idx fiber_thread, fiber_block;
 extern struct fiber_grid fiber_grid;
 extern uint8_t fiber_shared[FIBERS_SHARED_MAX];
 
+/* Calls of fibers_run() so far: kernels that were launched. */
+extern uint64_t fibers_n_runs;
+
 /* Runs run(user) once for every thread of every block; shared memory begins as noise. */
 void fibers_run(const struct fiber_grid *grid, void (*run)(void *user), void *user);
 void fibers_sync_warp(void);

@@ -20,6 +20,7 @@ struct fake_event {
 	int unused;
 };
 
+uint64_t fake_device_n_setups;
 static atomic_uint n_batches;
 static atomic_bool is_lost;
 
@@ -62,6 +63,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device)
 
 cudaError_t cudaMalloc(void **out, size_t n_bytes)
 {
+	fake_device_n_setups++;
 	if (n_bytes > DEVICE_BYTES)
 		return cudaErrorMemoryAllocation;
 
@@ -78,6 +80,7 @@ cudaError_t cudaMalloc(void **out, size_t n_bytes)
 
 cudaError_t cudaFree(void *ptr)
 {
+	fake_device_n_setups++;
 	if (ptr) {
 		size_t *memory = (size_t *)(void *)((char *)ptr - HEADER_BYTES);
 
@@ -88,18 +91,21 @@ cudaError_t cudaFree(void *ptr)
 
 cudaError_t cudaMemGetInfo(size_t *n_free, size_t *n_total)
 {
+	fake_device_n_setups++;
 	*n_free = *n_total = DEVICE_BYTES;
 	return cudaSuccess;
 }
 
 cudaError_t cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags)
 {
+	fake_device_n_setups++;
 	(void)ptr, (void)n_bytes, (void)flags;
 	return cudaSuccess;
 }
 
 cudaError_t cudaHostUnregister(void *ptr)
 {
+	fake_device_n_setups++;
 	(void)ptr;
 	return cudaSuccess;
 }
@@ -115,6 +121,7 @@ cudaError_t cudaMemcpyAsync(
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
+	fake_device_n_setups++;
 	(void)flags;
 	*out = calloc(1, sizeof(**out));
 	return *out ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -122,12 +129,14 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
+	fake_device_n_setups++;
 	free(stream);
 	return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
+	fake_device_n_setups++;
 	(void)stream;
 	return state();
 }
@@ -146,6 +155,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
+	fake_device_n_setups++;
 	(void)flags;
 	*out = calloc(1, sizeof(**out));
 	return *out ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -153,6 +163,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
+	fake_device_n_setups++;
 	free(event);
 	return cudaSuccess;
 }
