@@ -74,10 +74,17 @@ class FakeGpu(test_tiers.ThereAndBack, unittest.TestCase):
                         self.assertEqual(test_tiers.output(session, 1), outputs)
                     self.assertEqual(daemon.stop(), 0)
 
+    def test_more_than_the_device_has(self):
+        """W12: what was wanted and what is free, in bytes, and exit code 3."""
+        done = subprocess.run([BUILD / PROGRAM, "--backend", "cuda", "--listen", "tcp:127.0.0.1:0", "--http", "off",
+                               "--memory", "100GiB"], capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn(f"{100 << 30} bytes wanted, {64 << 30} bytes of device memory are free", done.stderr)
+
     def test_lost_device_ends_the_process(self):
         """M5: an error of the driver makes it not ready, and it exits with 4 so that whoever started it starts it again."""
         env = dict(os.environ, TQKV_FAKE_CUDA_FAIL="3")
-        with Daemon("--backend", "cuda", "--self-test-interval-ms", "1000", program=PROGRAM, env=env) as daemon:
+        with Daemon("--backend", "cuda", "--self-test-interval-ms", "600000", program=PROGRAM, env=env) as daemon:
             codes = {200}
             while daemon.process.poll() is None:
                 try:
@@ -85,7 +92,7 @@ class FakeGpu(test_tiers.ThereAndBack, unittest.TestCase):
                 except (urllib.error.URLError, ConnectionError):
                     pass
                 time.sleep(0.01)
-            self.assertLessEqual(codes, {200, 503})
+            self.assertEqual(codes, {200, 503})
             self.assertEqual(daemon.process.wait(), 4)
             self.assertIn("lost", daemon.log())
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import signal
 import socket
 import struct
@@ -179,7 +180,18 @@ class Process(unittest.TestCase):
     def test_backend_cuda_without_a_device_is_exit_3_with_the_reason(self):
         done = run("--backend", "cuda", "--listen", "tcp:127.0.0.1:0", "--http", "off", "--memory", "64MiB")
         self.assertEqual(done.returncode, 3)
-        self.assertIn("cuda", done.stderr.lower())
+        self.assertRegex(done.stderr, "cannot start: backend cuda: .*(no CUDA device: CUDA error [0-9]+, .|built without CUDA)")
+
+    def test_backend_auto_without_a_device_says_so_once_and_serves(self):
+        """From host memory; the line that names the backend has the reason, and so has the control API."""
+        with Daemon("--backend", "auto") as daemon:
+            if daemon.get("/v1/info")["backend"] == "cuda":
+                self.skipTest("there is a device")
+            daemon.request("GET", "/readyz?deep=1")
+            said = re.findall("no CUDA device: CUDA error [0-9]+|built without CUDA", daemon.log())
+            self.assertEqual(len(said), 1, daemon.log())
+            self.assertRegex(daemon.log(), r"<6>backend CPU .*\(.*CUDA.*\), instruction set")
+            self.assertIn("CUDA", daemon.get("/v1/info")["backend_reason"])
 
     def test_more_memory_than_there_is_names_wanted_and_free(self):
         done = run("--listen", "tcp:127.0.0.1:0", "--http", "off", "--memory", "64MiB", "--pool",

@@ -63,7 +63,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t run, void *user);
 
 /*
- * How often something was asked for that a batch must not need: memory, streams, events, a wait for the device.
+ * How often something was asked for that a batch must not need: memory, streams, events, a wait for the
+ * device.
  */
 extern uint64_t fake_device_n_setups;
 
