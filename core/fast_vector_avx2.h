@@ -223,32 +223,36 @@ INLINE __m256i repeat_words(const int16_t *from)
 	return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from));
 }
 
-INLINE f_vector add_lanes_of_rows(const __m256i sums[4])
+/* Sums of the four lanes of either half, those of one half side by side. */
+INLINE __m256i add_lanes_of_rows(const __m256i sums[4])
 {
-	const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0);
 	const __m256i a = _mm256_add_epi32(
 		_mm256_unpacklo_epi32(sums[0], sums[1]), _mm256_unpackhi_epi32(sums[0], sums[1]));
 	const __m256i b = _mm256_add_epi32(
 		_mm256_unpacklo_epi32(sums[2], sums[3]), _mm256_unpackhi_epi32(sums[2], sums[3]));
-	const __m256i all = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 
-	return _mm256_cvtepi32_ps(_mm256_permutevar8x32_epi32(all, order));
+	return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
 
 /*
- * Registers 2 * half and 2 * half + 1 of the four that such words hold: the lower halves of all bytes, then
- * the upper ones. Lookups give bytes, low and high ones apart; putting them together spreads them over two
- * registers.
+ * Entries of codes in bytes: those of the lower halves of 16 bytes, then those of the upper ones. Lookups
+ * give bytes, low and high ones apart; putting them together spreads them over two registers.
  */
-INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_t half, __m256i values[2])
+INLINE void expand_codes(const struct lookup *lookup, __m256i codes, __m256i values[2])
 {
-	const __m256i codes =
-		_mm256_and_si256(half == 0 ? words : _mm256_srli_epi16(words, 4), _mm256_set1_epi8(15));
 	const __m256i low = _mm256_shuffle_epi8(lookup->low, codes),
 		      high = _mm256_shuffle_epi8(lookup->high, codes);
 
 	values[0] = _mm256_unpacklo_epi8(low, high);
 	values[1] = _mm256_unpackhi_epi8(low, high);
+}
+
+/* Registers 2 * half and 2 * half + 1 of the four that such words hold. */
+INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_t half, __m256i values[2])
+{
+	expand_codes(lookup,
+		_mm256_and_si256(half == 0 ? words : _mm256_srli_epi16(words, 4), _mm256_set1_epi8(15)),
+		values);
 }
 
 /* 1 bit: an index is a byte each of 32 rows or channels; a table is sixteen low bytes, then the high ones. */
