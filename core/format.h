@@ -216,7 +216,6 @@ struct kv_row_codec {
 
 /* Work memory of encode and decode: no initial state, not shared by threads. */
 struct kv_row_scratch {
-	double wide[KV_HEAD_DIM_MAX];
 	float unit[KV_HEAD_DIM_MAX];
 	float turned[KV_HEAD_DIM_MAX];
 	float rest[KV_HEAD_DIM_MAX];

@@ -25,7 +25,8 @@ struct kv_format_family {
 	 */
 	enum kv_status (*lay_out)(
 		struct kv_row_codec *codec, const struct kv_format_options *options, struct kv_error *err);
-	/* kv_row_codec_encode(), for a row whose values are all finite. */
+	bool refuses_by_norm; /* encode() takes any values, because it needs their norm anyway */
+	/* kv_row_codec_encode(); values are all finite unless refuses_by_norm. */
 	enum kv_status (*encode)(const struct kv_row_codec *codec, const float *row, uint8_t *out,
 		struct kv_row_scratch *scratch);
 };
@@ -65,20 +66,21 @@ extern const float kv_sign_table[2];
 
 /*
  * len(v) of FORMATS 0: squares in float64, added as a tree over the next power of two, rounded once to
- * float32. `wide` holds that power of two. Infinite when the length overflows float32.
+ * float32. Infinite when the length overflows float32, not a number when a value is none: finite only where
+ * all values are.
  */
-float kv_row_length(const float *values, uint32_t n_values, double *wide);
+float kv_row_length(const float *values, uint32_t n_values);
 
 /*
  * values[0..n) divided by their norm max(len, 1e-12), in place of a unit row: unit[0..n). Returns the norm,
- * which is infinite when the length overflows float32.
+ * which is finite where kv_row_length() is.
  */
-float kv_row_normalise(const float *values, uint32_t n_values, double *wide, float *unit);
+float kv_row_normalise(const float *values, uint32_t n_values, float *unit);
 
 /*
  * The MSE stage of tqN and tqpN: normalises the row, rotates it, and finds the indices of the segment's
- * codebook. BAD_VALUE when the length overflows float32. Fills scratch->codes and *norm; uses unit and
- * turned.
+ * codebook. BAD_VALUE when a value is not finite or the length overflows float32. Fills scratch->codes and
+ * *norm; uses unit and turned.
  */
 KV_MUST_CHECK enum kv_status kv_row_quantise(
 	const struct kv_segment *indices, const float *row, struct kv_row_scratch *scratch, float *norm);

@@ -171,7 +171,7 @@ static void encode_group(const struct kv_row_codec *codec, int group_idx, const 
 	for (uint32_t i = 0; i < n; i++)
 		rest[i] = unit[i] - decoded[i];
 
-	const float rest_norm = kv_row_length(rest, n, scratch->wide);
+	const float rest_norm = kv_row_length(rest, n);
 
 	kv_rotation_forward(signs->rotation, rest, rest);
 	kv_segment_pack_signs(signs, rest, scratch->codes, out);
@@ -190,8 +190,8 @@ static enum kv_status recipe_encode(
 		const struct kv_segment *indices = &codec->segments[2 * g];
 		const uint32_t first = (uint32_t)(indices->channels - codec->channels);
 
-		norms[g] = kv_row_normalise(
-			scratch->rest + first, indices->n_channels, scratch->wide, scratch->unit + first);
+		norms[g] =
+			kv_row_normalise(scratch->rest + first, indices->n_channels, scratch->unit + first);
 		if (!(norms[g] < KV_F16_OVERFLOW))
 			return KV_BAD_VALUE;
 	}
@@ -208,5 +208,6 @@ const struct kv_format_family kv_format_family_recipe = {
 	.options = KV_OPTION_RECIPE,
 	.check = recipe_check,
 	.lay_out = recipe_lay_out,
+	.refuses_by_norm = true,
 	.encode = recipe_encode,
 };

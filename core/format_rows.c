@@ -21,30 +21,17 @@ _Static_assert(KV_ROW_WORK_NUMBERS >= KV_PREPARED_DIM_MAX, "there is room for a 
 
 /* ---- for encoders ---- */
 
-float kv_row_length(const float *values, uint32_t n_values, double *wide)
+float kv_row_length(const float *values, uint32_t n_values)
 {
-	uint32_t half = 1;
-
-	while (half < n_values)
-		half *= 2;
-	for (uint32_t i = 0; i < n_values; i++)
-		wide[i] = (double)values[i] * (double)values[i];
-	for (uint32_t i = n_values; i < half; i++)
-		wide[i] = 0;
-	for (half /= 2; half >= 1; half /= 2) {
-		for (uint32_t i = 0; i < half; i++)
-			wide[i] += wide[i + half];
-	}
-	return (float)sqrt(wide[0]);
+	return kv_row_kernels()->length(values, n_values);
 }
 
-float kv_row_normalise(const float *values, uint32_t n_values, double *wide, float *unit)
+float kv_row_normalise(const float *values, uint32_t n_values, float *unit)
 {
-	const float length = kv_row_length(values, n_values, wide);
-	const float norm = length > KV_NORM_MIN ? length : KV_NORM_MIN;
+	const float length = kv_row_length(values, n_values);
+	const float norm = length < KV_NORM_MIN ? KV_NORM_MIN : length; /* what is not a number stays so */
 
-	for (uint32_t i = 0; i < n_values; i++)
-		unit[i] = values[i] / norm;
+	kv_row_kernels()->divide(values, n_values, norm, unit);
 	return norm;
 }
 
@@ -62,7 +49,7 @@ void kv_segment_find_codes(const struct kv_segment *indices, const float *values
 enum kv_status kv_row_quantise(
 	const struct kv_segment *indices, const float *row, struct kv_row_scratch *scratch, float *norm)
 {
-	*norm = kv_row_normalise(row, indices->n_channels, scratch->wide, scratch->unit);
+	*norm = kv_row_normalise(row, indices->n_channels, scratch->unit);
 	if (!kv_f32_is_finite(*norm))
 		return KV_BAD_VALUE;
 	kv_rotation_forward(indices->rotation, scratch->unit, scratch->turned);
@@ -93,9 +80,11 @@ void kv_segment_pack_signs(
 enum kv_status kv_row_codec_encode(
 	const struct kv_row_codec *codec, const float *row, uint8_t *out, struct kv_row_scratch *scratch)
 {
-	if (!kv_rows_are_finite(row, codec->head_dim))
+	const struct kv_format_family *family = codec->format->family;
+
+	if (!family->refuses_by_norm && !kv_rows_are_finite(row, codec->head_dim))
 		return KV_BAD_VALUE;
-	return codec->format->family->encode(codec, row, out, scratch);
+	return family->encode(codec, row, out, scratch);
 }
 
 static float field_value(const struct kv_row_codec *codec, uint32_t field_idx, uint32_t i, const uint8_t *row)

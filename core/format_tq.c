@@ -36,7 +36,7 @@ static float corrected_norm(const struct kv_segment *indices, float norm, struct
 	for (uint32_t i = 0; i < indices->n_channels; i++)
 		scratch->turned[i] = indices->table[scratch->codes[i]];
 
-	const float length = kv_row_length(scratch->turned, indices->n_channels, scratch->wide);
+	const float length = kv_row_length(scratch->turned, indices->n_channels);
 
 	return norm / (length > KV_NORM_MIN ? length : KV_NORM_MIN);
 }
@@ -63,5 +63,6 @@ const struct kv_format_family kv_format_family_tq = {
 	.is_rotated = true,
 	.options = KV_OPTION_NORM_CORRECTION,
 	.lay_out = tq_lay_out,
+	.refuses_by_norm = true,
 	.encode = tq_encode,
 };

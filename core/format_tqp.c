@@ -106,7 +106,7 @@ static enum kv_status tqp_encode(
 		rest[i] = row[i] - decoded[i];
 	}
 
-	const float rest_norm = kv_row_length(rest, d, scratch->wide);
+	const float rest_norm = kv_row_length(rest, d);
 
 	if (!kv_f32_is_finite(rest_norm))
 		return KV_BAD_VALUE;
@@ -123,5 +123,6 @@ const struct kv_format_family kv_format_family_tqp = {
 	.options = KV_OPTION_PROJECTION,
 	.check = tqp_check,
 	.lay_out = tqp_lay_out,
+	.refuses_by_norm = true,
 	.encode = tqp_encode,
 };

@@ -8,6 +8,7 @@
 #include <float.h>
 
 #include "core/error.h"
+#include "core/row_kernels.h"
 
 _Static_assert(FLT_EVAL_METHOD == 0, "stored bytes need float32 arithmetic without excess precision");
 _Static_assert(FLT_MANT_DIG == 24 && DBL_MANT_DIG == 53, "stored bytes need IEEE 754 numbers");
@@ -147,8 +148,7 @@ void kv_rows_load_f32(enum kv_dtype dtype, const void *src, size_t n, float *dst
 		for (size_t i = 0; i < n; i++)
 			dst[i] = kv_f16_to_f32(kv_load_u16(bytes + 2 * i));
 	} else {
-		for (size_t i = 0; i < n; i++)
-			dst[i] = kv_bf16_to_f32(kv_load_u16(bytes + 2 * i));
+		kv_row_kernels()->widen_bf16(bytes, n, dst);
 	}
 }
 

@@ -19,13 +19,37 @@ uint32_t kv_packed_bytes(uint32_t n_values, uint32_t bits)
 	return (uint32_t)(((uint64_t)n_values * bits + 7) / 8);
 }
 
+/* Eight values, one in each byte, moved together: in pairs, then fours, then all. */
+static inline uint64_t join_values(uint64_t word, uint32_t bits)
+{
+	const uint64_t one = (((uint64_t)1 << bits) - 1) * 0x0001000100010001u;
+	const uint64_t two = (((uint64_t)1 << 2 * bits) - 1) * 0x0000000100000001u;
+	const uint64_t four = ((uint64_t)1 << 4 * bits) - 1;
+
+	word = (word & one) | (word >> (8 - bits) & one << bits);
+	word = (word & two) | (word >> (16 - 2 * bits) & two << 2 * bits);
+	return (word & four) | (word >> (32 - 4 * bits) & four << 4 * bits);
+}
+
 static inline void pack_groups(const uint8_t *values, uint32_t n_groups, uint32_t bits, uint8_t *out)
 {
-	for (uint32_t g = 0; g < n_groups; g++) {
-		uint64_t word = 0;
+	const uint32_t n_per_byte = 8 / bits;
 
-		for (uint32_t k = 0; k < GROUP_VALUES; k++)
-			word |= (uint64_t)values[g * GROUP_VALUES + k] << k * bits;
+	if (8 % bits == 0) { /* no value straddles bytes: a loop that compilers vectorise */
+		for (uint32_t i = 0; i < n_groups * bits; i++) {
+			uint32_t byte = 0;
+
+			for (uint32_t k = 0; k < n_per_byte; k++)
+				byte |= (uint32_t)values[i * n_per_byte + k] << k * bits;
+			out[i] = (uint8_t)byte;
+		}
+		return;
+	}
+	for (uint32_t g = 0; g < n_groups; g++) {
+		uint64_t word;
+
+		memcpy(&word, values + (size_t)g * GROUP_VALUES, sizeof(word));
+		word = join_values(word, bits);
 		memcpy(out + (size_t)g * bits, &word, bits);
 	}
 }
@@ -57,11 +81,12 @@ static inline void unpack_groups(const uint8_t *packed, uint32_t n_groups, uint3
 enum kv_status kv_pack(const uint8_t *values, uint32_t n_values, uint32_t bits, uint8_t *out)
 {
 	const uint32_t n_groups = n_values / GROUP_VALUES;
-	uint32_t all = 0, window = 0, n_window_bits = 0;
+	uint32_t window = 0, n_window_bits = 0;
+	uint8_t all = 0;
 
 	KV_ASSERT(bits >= 1 && bits <= KV_PACK_BITS_MAX);
 	for (uint32_t i = 0; i < n_values; i++)
-		all |= values[i];
+		all = (uint8_t)(all | values[i]);
 	if (all >> bits)
 		return KV_BAD_VALUE;
 	switch (bits) {

@@ -98,16 +98,28 @@ static enum kv_status create_empty(enum kv_rotation_kind kind, uint32_t head_dim
 		made->kind = kind;
 		made->head_dim = head_dim;
 		made->seed = (uint32_t)(seed & 0xFFFFFFFFu);
-		if (kind_is_matrix(kind))
+		if (kind_is_matrix(kind)) {
 			made->matrix = kv_alloc((size_t)head_dim * head_dim, sizeof(float));
+			made->transposed = kv_alloc((size_t)head_dim * head_dim, sizeof(float));
+		}
 	}
-	if (!made || (kind_is_matrix(kind) && !made->matrix)) {
+	if (!made || (kind_is_matrix(kind) && (!made->matrix || !made->transposed))) {
 		kv_rotation_destroy(made);
 		return kv_fail(err, KV_NO_MEMORY, "rotation %s of head_dim %u", kv_rotation_kind_name(kind),
 			head_dim);
 	}
 	*rotation = made;
 	return KV_OK;
+}
+
+static void fill_transposed(struct kv_rotation *rotation)
+{
+	const size_t n = rotation->head_dim;
+
+	for (size_t i = 0; i < n; i++) {
+		for (size_t j = 0; j < n; j++)
+			rotation->transposed[j * n + i] = rotation->matrix[i * n + j];
+	}
 }
 
 /* One generator: the signs before the butterflies, then, for rht alone, those behind them. */
@@ -145,6 +157,8 @@ enum kv_status kv_rotation_create(enum kv_rotation_kind kind, uint32_t head_dim,
 	} else if (kv_rotation_qr_fill(head_dim, made->seed, made->matrix) != KV_OK) {
 		kv_rotation_destroy(made);
 		return kv_fail(err, KV_NO_MEMORY, "work memory of rotation qr at head_dim %u", head_dim);
+	} else {
+		fill_transposed(made);
 	}
 	*rotation = made;
 	return KV_OK;
@@ -193,6 +207,7 @@ enum kv_status kv_rotation_create_from_matrix(enum kv_rotation_kind kind, uint32
 	if (status != KV_OK)
 		return status;
 	memcpy(made->matrix, matrix, sizeof(float) * head_dim * head_dim);
+	fill_transposed(made);
 	*rotation = made;
 	return KV_OK;
 }
@@ -222,6 +237,7 @@ void kv_rotation_destroy(struct kv_rotation *rotation)
 	if (!rotation)
 		return;
 	kv_free(rotation->matrix);
+	kv_free(rotation->transposed);
 	kv_free(rotation);
 }
 
@@ -259,81 +275,12 @@ static void hadamard_f64(const struct kv_rotation *rotation, const float *signs_
 	}
 }
 
-/* ---- dense matrices ---- */
-
-/*
- * Products of two float32 are exact in float64, so only the order of the sum matters: each result is summed
- * over increasing index. Eight results side by side, since one sum alone would wait for itself.
- */
-#define LANES 8u
-_Static_assert(KV_HEAD_DIM_STEP % LANES == 0, "matrix rows are taken in whole groups");
-
-static void multiply(const struct kv_rotation *rotation, const double *from, double *to)
-{
-	const uint32_t n = rotation->head_dim;
-
-	for (uint32_t i = 0; i < n; i += LANES) {
-		const float *rows = rotation->matrix + (size_t)i * n;
-		double sums[LANES] = { 0 };
-
-		for (uint32_t j = 0; j < n; j++) {
-			for (uint32_t k = 0; k < LANES; k++)
-				sums[k] += (double)rows[(size_t)k * n + j] * from[j];
-		}
-		memcpy(to + i, sums, sizeof(sums));
-	}
-}
-
-static void multiply_transposed(const struct kv_rotation *rotation, const double *from, double *to)
-{
-	const uint32_t n = rotation->head_dim;
-
-	for (uint32_t j = 0; j < n; j += LANES) {
-		double sums[LANES] = { 0 };
-
-		for (uint32_t i = 0; i < n; i++) {
-			const float *row = rotation->matrix + (size_t)i * n + j;
-
-			for (uint32_t k = 0; k < LANES; k++)
-				sums[k] += (double)row[k] * from[i];
-		}
-		memcpy(to + j, sums, sizeof(sums));
-	}
-}
-
-static void apply_matrix_f32(
-	const struct kv_rotation *rotation, bool is_transposed, const float *from, float *to)
-{
-	double wide[KV_HEAD_DIM_MAX] = { 0 }, product[KV_HEAD_DIM_MAX];
-
-	for (uint32_t i = 0; i < rotation->head_dim; i++)
-		wide[i] = (double)from[i];
-	if (is_transposed)
-		multiply_transposed(rotation, wide, product);
-	else
-		multiply(rotation, wide, product);
-	for (uint32_t i = 0; i < rotation->head_dim; i++)
-		to[i] = (float)product[i];
-}
-
-static void apply_matrix_f64(
-	const struct kv_rotation *rotation, bool is_transposed, const double *from, double *to)
-{
-	double copy[KV_HEAD_DIM_MAX];
-
-	memcpy(copy, from, rotation->head_dim * sizeof(*copy));
-	if (is_transposed)
-		multiply_transposed(rotation, copy, to);
-	else
-		multiply(rotation, copy, to);
-}
-
 /* ---- use ---- */
 
 void kv_rotation_forward(const struct kv_rotation *rotation, const float *x, float *y)
 {
 	if (rotation->matrix)
-		apply_matrix_f32(rotation, false, x, y);
+		kv_row_kernels()->multiply_f32(rotation->head_dim, rotation->transposed, x, y);
 	else
 		hadamard_f32(rotation, rotation->signs_in, rotation->signs_out, x, y);
 }
@@ -341,7 +288,7 @@ void kv_rotation_forward(const struct kv_rotation *rotation, const float *x, flo
 void kv_rotation_backward(const struct kv_rotation *rotation, const float *y, float *x)
 {
 	if (rotation->matrix)
-		apply_matrix_f32(rotation, true, y, x);
+		kv_row_kernels()->multiply_f32(rotation->head_dim, rotation->matrix, y, x);
 	else
 		hadamard_f32(rotation, rotation->signs_out, rotation->signs_in, y, x);
 }
@@ -349,7 +296,7 @@ void kv_rotation_backward(const struct kv_rotation *rotation, const float *y, fl
 void kv_rotation_forward_f64(const struct kv_rotation *rotation, const double *x, double *y)
 {
 	if (rotation->matrix)
-		apply_matrix_f64(rotation, false, x, y);
+		kv_row_kernels()->multiply_f64(rotation->head_dim, rotation->transposed, x, y);
 	else
 		hadamard_f64(rotation, rotation->signs_in, rotation->signs_out, x, y);
 }
@@ -357,7 +304,7 @@ void kv_rotation_forward_f64(const struct kv_rotation *rotation, const double *x
 void kv_rotation_backward_f64(const struct kv_rotation *rotation, const double *y, double *x)
 {
 	if (rotation->matrix)
-		apply_matrix_f64(rotation, true, y, x);
+		kv_row_kernels()->multiply_f64(rotation->head_dim, rotation->matrix, y, x);
 	else
 		hadamard_f64(rotation, rotation->signs_out, rotation->signs_in, y, x);
 }
@@ -386,5 +333,5 @@ uint64_t kv_rotation_memory_bytes(const struct kv_rotation *rotation)
 {
 	const uint64_t n_entries = (uint64_t)rotation->head_dim * rotation->head_dim;
 
-	return sizeof(*rotation) + (rotation->matrix ? n_entries * sizeof(float) : 0);
+	return sizeof(*rotation) + (rotation->matrix ? 2 * n_entries * sizeof(float) : 0);
 }

@@ -52,8 +52,11 @@ struct kv_rotation {
 	float factors[9];                 /* of a block of 2^i channels: float32(1 / sqrt(2^i)) */
 	float signs_in[KV_HEAD_DIM_MAX];  /* s1: +1 or -1 */
 	float signs_out[KV_HEAD_DIM_MAX]; /* s2; block: all +1 */
-	/* qr, file, projection: [head_dim, head_dim], row-major, owned; else NULL. */
-	float *matrix;
+	/*
+	 * qr, file, projection: [head_dim, head_dim], row-major, and the same transposed, which is what
+	 * forward reads in order; owned; else NULL.
+	 */
+	float *matrix, *transposed;
 };
 
 /* "none", "rht", "qr", "file", "block", "projection". */

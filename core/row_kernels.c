@@ -181,40 +181,11 @@ static double finish_logits(double *products, uint32_t n, double scale, double o
 
 /* ---- butterflies ---- */
 
-/*
- * Lane k becomes v[k] + v[k ^ stride] where bit `stride` of k is 0, else v[k ^ stride] - v[k]. Products with
- * a sign are exact, and a - b is a + (-b).
- */
-#define SIGN(k, stride) ((k) & (stride) ? -1 : 1)
-#define BUTTERFLY_2(v)  (__builtin_shufflevector(v, v, 1, 0) + (v) * (__typeof__(v)){ 1, -1 })
-#define BUTTERFLY_4(v, s)                                                    \
-	(__builtin_shufflevector(v, v, 0 ^ (s), 1 ^ (s), 2 ^ (s), 3 ^ (s)) + \
-		(v) * (__typeof__(v)){ SIGN(0, s), SIGN(1, s), SIGN(2, s), SIGN(3, s) })
-#define BUTTERFLY_8(v, s)                                                                            \
-	(__builtin_shufflevector(                                                                    \
-		 v, v, 0 ^ (s), 1 ^ (s), 2 ^ (s), 3 ^ (s), 4 ^ (s), 5 ^ (s), 6 ^ (s), 7 ^ (s)) +     \
-		(v) *                                                                                \
-			(__typeof__(v)){ SIGN(0, s), SIGN(1, s), SIGN(2, s), SIGN(3, s), SIGN(4, s), \
-				SIGN(5, s), SIGN(6, s), SIGN(7, s) })
-
 INLINE f64_vector butterflies_inside_f64(f64_vector v)
 {
 #if LANES == 2
 	v = BUTTERFLY_2(v);
 #elif LANES == 4
-	v = BUTTERFLY_4(v, 1);
-	v = BUTTERFLY_4(v, 2);
-#else
-	v = BUTTERFLY_8(v, 1);
-	v = BUTTERFLY_8(v, 2);
-	v = BUTTERFLY_8(v, 4);
-#endif
-	return v;
-}
-
-INLINE f32_vector butterflies_inside_f32(f32_vector v)
-{
-#if NARROW_LANES == 4
 	v = BUTTERFLY_4(v, 1);
 	v = BUTTERFLY_4(v, 2);
 #else
@@ -262,90 +233,6 @@ static void hadamard_f64(
 		store_f64(load_widened(after + i) * (load_f64(to + i) * factor), to + i);
 }
 
-/* Butterflies of `stride` and of twice that, for numbers that are a stride apart. */
-INLINE void two_butterflies_f32(float *x, uint32_t stride)
-{
-	const f32_vector a = load_f32(x), b = load_f32(x + stride);
-	const f32_vector c = load_f32(x + 2 * (size_t)stride), d = load_f32(x + 3 * (size_t)stride);
-	const f32_vector a_b = a + b, c_d = c + d, a_minus_b = a - b, c_minus_d = c - d;
-
-	store_f32(a_b + c_d, x);
-	store_f32(a_minus_b + c_minus_d, x + stride);
-	store_f32(a_b - c_d, x + 2 * (size_t)stride);
-	store_f32(a_minus_b - c_minus_d, x + 3 * (size_t)stride);
-}
-
-static void hadamard_f32(
-	uint32_t n, const float *before, const float *after, float factor, const float *from, float *to)
-{
-	uint32_t stride = NARROW_LANES;
-
-	KV_ASSERT(n >= KV_ROW_KERNELS_STEP && (n & (n - 1)) == 0);
-	for (uint32_t i = 0; i < n; i += NARROW_LANES)
-		store_f32(butterflies_inside_f32(load_f32(before + i) * load_f32(from + i)), to + i);
-	for (; stride < n / 2; stride *= 4) {
-		for (uint32_t first = 0; first < n; first += 4 * stride) {
-			for (uint32_t i = first; i < first + stride; i += NARROW_LANES)
-				two_butterflies_f32(to + i, stride);
-		}
-	}
-	for (uint32_t i = 0; stride < n && i < stride; i += NARROW_LANES) {
-		const f32_vector a = load_f32(to + i), b = load_f32(to + i + stride);
-
-		store_f32(a + b, to + i);
-		store_f32(a - b, to + i + stride);
-	}
-	for (uint32_t i = 0; i < n; i += NARROW_LANES)
-		store_f32(load_f32(after + i) * (load_f32(to + i) * factor), to + i);
-}
-
-/* ---- codebook cells ---- */
-
-#define COUNTS_AT_ONCE 4u
-
-/* n_vectors is a constant wherever this is called: several counts at once, since one waits for itself. */
-INLINE void count_vectors(const float *boundaries, uint32_t n_boundaries, const float *y,
-	const uint32_t n_vectors, uint8_t *cells)
-{
-	f32_vector values[COUNTS_AT_ONCE];
-	i32_vector counts[COUNTS_AT_ONCE];
-
-	UNROLL
-	for (uint32_t v = 0; v < n_vectors; v++) {
-		values[v] = load_f32(y + (size_t)v * NARROW_LANES);
-		counts[v] = (i32_vector){ 0 };
-	}
-	for (uint32_t b = 0; b < n_boundaries; b++) {
-		UNROLL
-		for (uint32_t v = 0; v < n_vectors; v++)
-			counts[v] -= values[v] > boundaries[b]; /* a comparison that holds is -1 */
-	}
-	UNROLL
-	for (uint32_t v = 0; v < n_vectors; v++) {
-		const u8_vector bytes = __builtin_convertvector(counts[v], u8_vector);
-
-		memcpy(cells + (size_t)v * NARROW_LANES, &bytes, sizeof(bytes));
-	}
-}
-
-static void count_below(
-	const float *boundaries, uint32_t n_boundaries, const float *y, uint32_t n, uint8_t *cells)
-{
-	uint32_t i = 0;
-
-	for (; i + COUNTS_AT_ONCE * NARROW_LANES <= n; i += COUNTS_AT_ONCE * NARROW_LANES)
-		count_vectors(boundaries, n_boundaries, y + i, COUNTS_AT_ONCE, cells + i);
-	for (; i + NARROW_LANES <= n; i += NARROW_LANES)
-		count_vectors(boundaries, n_boundaries, y + i, 1, cells + i);
-	for (; i < n; i++) {
-		uint32_t count = 0;
-
-		for (uint32_t b = 0; b < n_boundaries; b++)
-			count += boundaries[b] < y[i];
-		cells[i] = (uint8_t)count;
-	}
-}
-
 const struct kv_row_kernels OF_SET(kv_row_kernels) = {
 	.name = TEXT(KV_ROW_KERNELS_SET),
 	.expand_codes = OF_SET(kv_row_expand_codes),
@@ -357,7 +244,12 @@ const struct kv_row_kernels OF_SET(kv_row_kernels) = {
 	.accumulate_codes = OF_SET(kv_row_accumulate_codes),
 #endif
 	.finish_logits = finish_logits,
-	.hadamard_f32 = hadamard_f32,
+	.widen_bf16 = OF_SET(kv_row_widen_bf16),
+	.length = OF_SET(kv_row_length),
+	.divide = OF_SET(kv_row_divide),
+	.hadamard_f32 = OF_SET(kv_row_hadamard_f32),
 	.hadamard_f64 = hadamard_f64,
-	.count_below = count_below,
+	.multiply_f32 = OF_SET(kv_row_multiply_f32),
+	.multiply_f64 = OF_SET(kv_row_multiply_f64),
+	.count_below = OF_SET(kv_row_count_below),
 };

@@ -1,12 +1,12 @@
 /*
  * The hot loops over rows, once per instruction set: expansion of packed codes, scores, weighted sums,
- * butterflies, codebook cells.
+ * lengths, butterflies, matrices, codebook cells.
  *
- * core/row_kernels.c is compiled several times, each time for another instruction set and into another
+ * core/row_kernels*.c are compiled several times, each time for another instruction set and into another
  * `struct kv_row_kernels`; which one is in use is chosen when the first caller asks. Every set gives the same
- * bits: the order of every sum is part of the contract below, every operation is rounded alone (no fused
- * multiply-add), and what is not a number may only differ in the bits of the NaN. So a set is a matter of
- * speed, and the scalar backend is an oracle on every processor.
+ * bits: the order of every sum is part of the contract below, every operation is rounded alone (a fused
+ * multiply-add only where the product is exact), and what is not a number may only differ in the bits of the
+ * NaN. So a set is a matter of speed, and the scalar backend is an oracle on every processor.
  *
  * Pure functions, any thread, no heap. Arrays may have any alignment that their type allows; destinations
  * overlap no source unless it is said.
@@ -14,12 +14,14 @@
 #ifndef CORE_ROW_KERNELS_H
 #define CORE_ROW_KERNELS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
-#define KV_ROW_KERNELS_STEP     16u /* numbers of a prepared row come in multiples of it */
-#define KV_ROW_KERNELS_BITS_MAX 4u  /* of packed codes: a table of at most 16 entries */
-#define KV_ROW_KERNELS_ROWS_MAX 16u /* of codes that are scored or summed up as they are */
-#define KV_ROW_KERNELS_SETS_MAX 3u
+#define KV_ROW_KERNELS_STEP       16u /* numbers of a prepared row come in multiples of it */
+#define KV_ROW_KERNELS_BITS_MAX   4u  /* of packed codes: a table of at most 16 entries */
+#define KV_ROW_KERNELS_ROWS_MAX   16u /* of codes that are scored or summed up as they are */
+#define KV_ROW_KERNELS_SETS_MAX   3u
+#define KV_ROW_KERNELS_VALUES_MAX 256u /* of a row that is encoded */
 
 /* Expanded rows of one tile, one after the other, `row_stride` numbers apart. */
 struct kv_row_tile {
@@ -77,6 +79,16 @@ struct kv_row_kernels {
 		uint32_t weights_stride, uint32_t n_queries, double *acc, uint32_t acc_stride);
 	/* products[i] = offset + scale * products[i]; returns the greatest, NaN aside, or -infinity. */
 	double (*finish_logits)(double *products, uint32_t n, double scale, double offset);
+	/* to = from, n bfloat16 at any address as float32. */
+	void (*widen_bf16)(const uint8_t *from, size_t n, float *to);
+	/*
+	 * len() of FORMATS 0 for at most KV_ROW_KERNELS_VALUES_MAX values: squares in float64, added as a
+	 * tree over the next power of two, rounded once to float32. Infinite when the length overflows, not a
+	 * number when a value is none: finite only where all values are.
+	 */
+	float (*length)(const float *values, uint32_t n);
+	/* out[i] = values[i] / divisor; `out` may be `values`. */
+	void (*divide)(const float *values, uint32_t n, float divisor, float *out);
 	/*
 	 * to = after * ((H (before * from)) * factor), n numbers, n a power of two and at least
 	 * KV_ROW_KERNELS_STEP; H is the unnormalised Hadamard matrix as butterflies of ascending stride.
@@ -86,7 +98,14 @@ struct kv_row_kernels {
 		const float *from, float *to);
 	void (*hadamard_f64)(uint32_t n, const float *before, const float *after, double factor,
 		const double *from, double *to);
-	/* cells[i]: how many of n_boundaries (at most 255) are below y[i]; y is not NaN. */
+	/*
+	 * to[i] = the sum of rows[j * n + i] * from[j] over increasing j, in float64: a product with the
+	 * transposed matrix. n is a multiple of KV_ROW_KERNELS_STEP. The float32 results are rounded once.
+	 * `to` may be `from`.
+	 */
+	void (*multiply_f32)(uint32_t n, const float *rows, const float *from, float *to);
+	void (*multiply_f64)(uint32_t n, const float *rows, const double *from, double *to);
+	/* cells[i]: how many of n_boundaries (at most 255), which ascend, are below y[i]; y is not NaN. */
 	void (*count_below)(
 		const float *boundaries, uint32_t n_boundaries, const float *y, uint32_t n, uint8_t *cells);
 };

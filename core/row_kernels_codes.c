@@ -7,10 +7,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "core/error.h"
 #include "core/number.h"
 #include "core/row_kernels_vector.h"

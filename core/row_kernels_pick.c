@@ -17,7 +17,7 @@ static bool always(void)
 #if defined(KV_HAVE_AVX2_KERNELS)
 static bool runs_avx2(void)
 {
-	return __builtin_cpu_supports("avx2") != 0;
+	return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
 }
 #endif
 
@@ -25,7 +25,7 @@ static bool runs_avx2(void)
 static bool runs_avx512(void)
 {
 	return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vl") != 0 &&
-		__builtin_cpu_supports("avx512dq") != 0;
+		__builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("fma") != 0;
 }
 #endif
 

@@ -314,7 +314,7 @@ START_TEST(test_format_memory_report)
 		struct kv_test_codec made = make_codec(rows[i].format, rows[i].head_dim);
 		const struct kv_format_options options = { .like = made.codec };
 		struct kv_row_codec *like = NULL;
-		const uint64_t matrix_bytes = 4ull * rows[i].head_dim * rows[i].head_dim;
+		const uint64_t matrix_bytes = 2 * 4ull * rows[i].head_dim * rows[i].head_dim;
 
 		ck_assert_uint_eq(made.codec->codebook_bytes, 4 * rows[i].codebook_numbers);
 		ck_assert_uint_eq(made.codec->rotation_bytes,

@@ -145,7 +145,7 @@ START_TEST(test_pool_spec_rotation_per_layer)
 	ck_assert_ptr_nonnull(strstr(spec->canonical_json, "\"per_layer\":true,\"seed\":7"));
 	/* rht: signs and factors; qr: a matrix of 48 x 48. Per layer: three and two of them instead of one
 	 * each. */
-	const uint64_t rht = sizeof(struct kv_rotation), qr = sizeof(struct kv_rotation) + 48 * 48 * 4;
+	const uint64_t rht = sizeof(struct kv_rotation), qr = sizeof(struct kv_rotation) + 2 * 48 * 48 * 4;
 
 	ck_assert_uint_eq(shared->rotation_bytes, rht + qr);
 	ck_assert_uint_eq(spec->rotation_bytes, 3 * rht + 2 * qr);

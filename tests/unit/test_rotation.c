@@ -320,7 +320,7 @@ START_TEST(test_rotation_from_a_matrix)
 	kv_rotation_backward(qr, x, y);
 	kv_rotation_backward(file, x, z);
 	ck_assert_mem_eq(y, z, sizeof(y));
-	ck_assert_uint_eq(kv_rotation_memory_bytes(file), sizeof(*file) + 48 * 48 * 4);
+	ck_assert_uint_eq(kv_rotation_memory_bytes(file), sizeof(*file) + 2 * 48 * 48 * 4);
 	kv_rotation_destroy(qr);
 	kv_rotation_destroy(file);
 }
