@@ -4,7 +4,7 @@
  * is one (row, virtual head); thread blocks share the list of units evenly, whatever the lengths, and the
  * warps of a block take its units in turn. Where lengths differ an item ends with idle units, which stand for
  * what every item costs: without them a block with many short ones would work several times as long as
- * others. What differs is in the struct Kernel of decode_tiles.cuh and decode_grid.cuh.
+ * others. What differs is in struct kernel (decode_kernel.cuh).
  */
 #ifndef GPU_DECODE_COMMON_CUH
 #define GPU_DECODE_COMMON_CUH

@@ -20,7 +20,7 @@
 #ifndef GPU_DECODE_GRID_CUH
 #define GPU_DECODE_GRID_CUH
 
-#include "gpu/decode_common.cuh"
+#include "gpu/decode_kernel.cuh"
 
 namespace tiles
 {
@@ -96,60 +96,51 @@ static __device__ __forceinline__ void load_set(uint32_t address, uint32_t lane,
 }
 
 /*
- * TOKENS of a unit, STAGES of the ring of each of WARPS warps; N_BLOCKS thread blocks of an SM; GROUPS of
- * four heads; SLOT_WARPS: warps that leave their sums side by side; N_RESTS: how many of K's products, of 32
- * channels each, are made exact; Q_IN_MEMORY: queries stay in shared memory, where registers are
- * scarce.
+ * Scores. N_RESTS: how many of K's products, of 32 channels each, are made exact; Q_IN_MEMORY: queries stay
+ * in shared memory, where registers are scarce.
  */
-template <int D, int BITS, int TOKENS_, int STAGES_, int WARPS_, int N_BLOCKS, int GROUPS, int SLOT_WARPS,
-	int N_RESTS, bool Q_IN_MEMORY>
-struct grid {
-	static constexpr int TOKENS = TOKENS_, STAGES = STAGES_, WARPS = WARPS_, BLOCKS = N_BLOCKS,
-			     SLOTS = SLOT_WARPS;
-	static constexpr int HEADS = 4 * GROUPS, TILES = TOKENS / 16;
-	static constexpr int PRODUCTS = D / 32, SETS = D / 64, SUMS = D / 8; /* of channels, of a lane */
-	static constexpr uint32_t NORMS_AT = 2 * D * BITS, HALF_BYTES = NORMS_AT + 64,
-				  TILE_BYTES = 2 * HALF_BYTES;
-	static constexpr uint32_t STAGE_BYTES = TILES * TILE_BYTES, CHUNKS = D / 4;
-	static constexpr float LOG2_OF_WEIGHT_ONE = 15.9999779858f; /* log2(65535): the largest weight */
-	static constexpr bool HAS_SHARED_QUERY = Q_IN_MEMORY;
-	static constexpr uint32_t ROW_FLOATS = D + 8;  /* of a head's sums: with a shift of the banks */
+template <class Shape, int BITS, int N_RESTS, bool Q_IN_MEMORY> struct grid_scores {
+	static constexpr int D = Shape::D, GROUPS = Shape::GROUPS;
+	static constexpr int PRODUCTS = D / 32, SETS = D / 64; /* of channels, of a lane */
+	static constexpr uint32_t NORMS_AT = 2 * D * BITS, K_BYTES = NORMS_AT + 64;
+	static constexpr uint32_t TABLE_BYTES = 0, ROOM_FLOATS = 0;
 	static constexpr uint32_t GROUP_BYTES = 8 * D; /* queries of four heads */
-	/* Shared memory: rings, sums [SLOTS][HEADS][ROW_FLOATS], maxima and denominators, queries twice,
-	 * barriers. */
-	static constexpr uint32_t RING_AT = 0, SUMS_AT = WARPS * STAGES * STAGE_BYTES;
-	static constexpr uint32_t MAX_SUMS_AT = SUMS_AT + SLOTS * HEADS * ROW_FLOATS * 4;
-	static constexpr uint32_t QUERIES_AT = MAX_SUMS_AT + SLOTS * HEADS * 2 * 4;
 	static constexpr uint32_t QUERY_BYTES =
 		Q_IN_MEMORY ? GROUP_BYTES * (N_RESTS > 0 ? GROUPS + 1 : GROUPS) : 0;
-	static constexpr uint32_t BARRIERS_AT = QUERIES_AT + 2 * QUERY_BYTES;
-	static constexpr size_t SHARED_BYTES = BARRIERS_AT + WARPS * STAGES * 8;
+	static constexpr bool HAS_SHARED_QUERY = Q_IN_MEMORY;
 	static constexpr int Q_WORDS = Q_IN_MEMORY ? 1 : D / 16,
 			     REST_WORDS = !Q_IN_MEMORY && N_RESTS > 0 ? 2 * N_RESTS : 1;
-	static_assert(TILES % 2 == 0, "products over tokens take two tiles");
-	static_assert(WARPS % SLOTS == 0, "whole rounds");
-	static_assert(QUERIES_AT % 16 == 0, "queries are read 16 bytes at a time");
 
-	float *sums, *max_sums;
 	uint32_t low_table, high_table, low_rests, high_rests;
 	uint32_t queries, query_turn;
 	uint32_t q[GROUPS][Q_WORDS], q_rest[REST_WORDS];
-	float q_scale, o[GROUPS][SUMS], m[GROUPS], l[GROUPS];
+	float q_scale;
 
-	/* What becomes of a unit: y = log2(weight * norm of v) of rows g and g + 8, one head of each group.
-	 */
-	struct unit {
-		float y[GROUPS][TILES][2], inverse[TILES][2];
-	};
-
-	__device__ __forceinline__ grid(const struct kvg_decode_params &params, uint8_t *memory, uint32_t)
-	    : sums((float *)(memory + SUMS_AT)), max_sums((float *)(memory + MAX_SUMS_AT)),
-	      low_table(params.tables.words[params.tile_table]),
+	__device__ __forceinline__ grid_scores(
+		const struct kvg_decode_params &params, uint8_t *, uint32_t queries, uint32_t)
+	    : low_table(params.tables.words[params.tile_table]),
 	      high_table(params.tables.words[params.tile_table + 1]),
 	      low_rests(params.tables.words[params.tile_table + 2]),
-	      high_rests(params.tables.words[params.tile_table + 3]),
-	      queries(shared_address(memory) + QUERIES_AT), query_turn(1)
+	      high_rests(params.tables.words[params.tile_table + 3]), queries(queries), query_turn(1)
 	{
+	}
+
+	/* The head of group h whose scores lane 4g + c has. */
+	static __device__ __forceinline__ uint32_t head_of(int h, uint32_t c)
+	{
+		return 4 * h + c;
+	}
+
+	/* Sums lie one after the other. */
+	static __device__ __forceinline__ float *sum_at(uint8_t *sums, uint32_t i)
+	{
+		return (float *)sums + i;
+	}
+
+	/* K and V have the same table, in the same registers. */
+	__device__ __forceinline__ uint2 value_table(const struct kvg_decode_params &) const
+	{
+		return { low_table, high_table };
 	}
 
 	/* ---- queries ---- */
@@ -164,7 +155,7 @@ struct grid {
 		if constexpr (Q_IN_MEMORY) {
 			/* The other of two places: slower warps still read the query before. */
 			query_turn ^= 1;
-			for (uint32_t i = threadIdx.x; i < GROUPS * (D / 2); i += WARPS * 32)
+			for (uint32_t i = threadIdx.x; i < GROUPS * (D / 2); i += Shape::WARPS * 32)
 				put_query(queries + query_turn * QUERY_BYTES, i, fragments[i]);
 		} else {
 #pragma unroll
@@ -203,15 +194,8 @@ struct grid {
 		}
 	}
 
-	__device__ __forceinline__ void begin_item(uint32_t lane)
+	__device__ __forceinline__ void begin_queries(uint32_t lane)
 	{
-#pragma unroll
-		for (int h = 0; h < GROUPS; h++) {
-			m[h] = -1e30f, l[h] = 0;
-#pragma unroll
-			for (int i = 0; i < SUMS; i++)
-				o[h][i] = 0;
-		}
 		if constexpr (!Q_IN_MEMORY && N_RESTS > 0) {
 #pragma unroll
 			for (int i = 0; i < 2 * N_RESTS; i++) {
@@ -263,22 +247,17 @@ struct grid {
 	}
 
 	__device__ __forceinline__ void score_tile(
-		struct unit &unit, uint32_t t, uint32_t at, uint32_t lane) const
+		struct unit<Shape> &unit, uint32_t t, uint32_t at, uint32_t v_norms_at, uint32_t lane) const
 	{
-		const uint32_t g = lane / 4;
 		uint32_t w[SETS * BITS], r[2][D / 16], rest[2][D / 16];
 
 		load_sets<BITS, D>(at, lane, w);
 
-		const uint2 k_norms = load_8(at + NORMS_AT + g * 8),
-			    v_norms = load_8(at + HALF_BYTES + NORMS_AT + g * 8);
-		/* A norm of 0 has no logarithm; its rows are 0 whatever their weight. */
-		const float n0 = fmaxf(__uint_as_float(v_norms.x), 1e-30f),
-			    n1 = fmaxf(__uint_as_float(v_norms.y), 1e-30f);
-		const float log2_n0 = log2_fast(n0), log2_n1 = log2_fast(n1);
+		const struct row_norms norms = load_norms(at + NORMS_AT, v_norms_at, lane);
+		const float log2_n0 = log2_fast(norms.v[0]), log2_n1 = log2_fast(norms.v[1]);
 
-		unit.inverse[t][0] = reciprocal_fast(n0);
-		unit.inverse[t][1] = reciprocal_fast(n1);
+		unit.inverse[t][0] = reciprocal_fast(norms.v[0]);
+		unit.inverse[t][1] = reciprocal_fast(norms.v[1]);
 #pragma unroll
 		for (int x = 0; x < 2; x++) {
 #pragma unroll
@@ -296,8 +275,7 @@ struct grid {
 			}
 		}
 
-		const float k0 = __uint_as_float(k_norms.x) * q_scale,
-			    k1 = __uint_as_float(k_norms.y) * q_scale;
+		const float k0 = norms.k[0] * q_scale, k1 = norms.k[1] * q_scale;
 		int rests[4] = { 0, 0, 0, 0 };
 
 		if constexpr (N_RESTS > 0 && GROUPS == 2)
@@ -313,43 +291,51 @@ struct grid {
 			unit.y[h][t][1] = fmaf(join_digits(sum[2], sum[3] + rests[2 + h]), k1, log2_n1);
 		}
 	}
+};
 
-	/* Tokens outside [lo, hi) weigh nothing. */
-	static __device__ __forceinline__ void mask(
-		struct unit &unit, uint32_t token, uint32_t lo, uint32_t hi, uint32_t lane)
+/* Weights and values, whatever the scores were made of. */
+template <class Shape, class Scores, int BITS> struct grid_values {
+	static constexpr int D = Shape::D, GROUPS = Shape::GROUPS, HEADS = Shape::HEADS, TILES = Shape::TILES;
+	static constexpr int SETS = D / 64, SUMS = D / 8; /* of a lane */
+	static constexpr uint32_t NORMS_AT = 2 * D * BITS, V_BYTES = NORMS_AT + 64,
+				  TILE_BYTES = Scores::K_BYTES + V_BYTES;
+	static constexpr uint32_t ROW_FLOATS = D + 8; /* of a head's sums: with a shift of the banks */
+	static constexpr float LOG2_OF_WEIGHT_ONE = 15.9999779858f; /* log2(65535): the largest weight */
+	static_assert(TILES % 2 == 0, "products over tokens take two tiles");
+
+	uint8_t *sums;
+	float *max_sums;
+	uint32_t low_table, high_table;
+	float o[GROUPS][SUMS], m[GROUPS], l[GROUPS];
+
+	__device__ __forceinline__ grid_values(
+		const struct kvg_decode_params &params, const Scores &scores, uint8_t *sums, float *max_sums)
+	    : sums(sums), max_sums(max_sums), low_table(scores.value_table(params).x),
+	      high_table(scores.value_table(params).y)
+	{
+	}
+
+	__device__ __forceinline__ void begin_sums()
 	{
 #pragma unroll
-		for (uint32_t t = 0; t < TILES; t++) {
+		for (int h = 0; h < GROUPS; h++) {
+			m[h] = -1e30f, l[h] = 0;
 #pragma unroll
-			for (int half = 0; half < 2; half++) {
-				const uint32_t at = token + 16 * t + lane / 4 + 8 * half;
-
-				if (at >= lo && at < hi)
-					continue;
-				unit.inverse[t][half] = 0;
-#pragma unroll
-				for (int h = 0; h < GROUPS; h++)
-					unit.y[h][t][half] = -1e30f;
-			}
+			for (int i = 0; i < SUMS; i++)
+				o[h][i] = 0;
 		}
 	}
 
 	/* ---- weights ---- */
 
-	__device__ __forceinline__ void raise_maxima(const struct unit &unit)
+	__device__ __forceinline__ void raise_maxima(const struct unit<Shape> &unit)
 	{
 		bool has_moved = false;
 		float shrink[GROUPS];
 
 #pragma unroll
 		for (int h = 0; h < GROUPS; h++) {
-			float x = fmaxf(unit.y[h][0][0], unit.y[h][0][1]);
-
-#pragma unroll
-			for (uint32_t t = 1; t < TILES; t++)
-				x = fmaxf(x, fmaxf(unit.y[h][t][0], unit.y[h][t][1]));
-
-			const float m_new = fmaxf(m[h], max_over_rows(x));
+			const float m_new = fmaxf(m[h], max_over_rows(largest_of(unit, h)));
 
 			shrink[h] = m[h] - m_new;
 			has_moved |= m_new != m[h];
@@ -369,7 +355,8 @@ struct grid {
 	}
 
 	/* Weights in 16 bits, as the second operand of the products over tokens. */
-	__device__ __forceinline__ void weigh(const struct unit &unit, uint32_t (&weights)[GROUPS][TILES])
+	__device__ __forceinline__ void weigh(
+		const struct unit<Shape> &unit, uint32_t (&weights)[GROUPS][TILES])
 	{
 #pragma unroll
 		for (int h = 0; h < GROUPS; h++) {
@@ -393,15 +380,18 @@ struct grid {
 	/* ---- values ---- */
 
 	__device__ __forceinline__ void add_values(
-		uint32_t base, const uint32_t (&weights)[GROUPS][TILES], uint32_t lane)
+		const struct unit<Shape> &unit, uint32_t base, uint32_t lane)
 	{
+		uint32_t weights[GROUPS][TILES];
+
+		weigh(unit, weights);
 #pragma unroll
 		for (int x = 0; x < SETS; x++) {
 			uint32_t w[TILES][BITS];
 
 #pragma unroll
 			for (uint32_t t = 0; t < TILES; t++)
-				load_set<BITS, D>(base + t * TILE_BYTES + HALF_BYTES, lane, x, w[t]);
+				load_set<BITS, D>(base + t * TILE_BYTES, lane, x, w[t]);
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				int sum[GROUPS][4];
@@ -434,22 +424,6 @@ struct grid {
 		}
 	}
 
-	__device__ __forceinline__ void add_unit(
-		uint32_t base, uint32_t token, uint32_t lo, uint32_t hi, uint32_t lane)
-	{
-		uint32_t weights[GROUPS][TILES];
-		struct unit unit;
-
-#pragma unroll
-		for (uint32_t t = 0; t < TILES; t++)
-			score_tile(unit, t, base + t * TILE_BYTES, lane);
-		if (token < lo || token + TOKENS > hi)
-			mask(unit, token, lo, hi, lane);
-		raise_maxima(unit);
-		weigh(unit, weights);
-		add_values(base, weights, lane);
-	}
-
 	/* ---- the warps' sums become the block's ---- */
 
 	__device__ __forceinline__ void end_item()
@@ -459,21 +433,23 @@ struct grid {
 			l[h] = add_over_rows(l[h]);
 	}
 
-	/* Head 4h + c, channels 8j + g. */
+	/* Channels 8j + g. */
 	__device__ __forceinline__ void leave(uint32_t slot, bool is_added, uint32_t lane)
 	{
 		const uint32_t g = lane / 4, c = lane % 4;
 
 #pragma unroll
 		for (int h = 0; h < GROUPS; h++) {
-			float *own = max_sums + (slot * HEADS + 4 * h + c) * 2;
-			float *to = sums + (slot * HEADS + 4 * h + c) * ROW_FLOATS + g;
+			const uint32_t row = slot * HEADS + Scores::head_of(h, c);
+			float *own = max_sums + row * 2;
 			const struct rescale scale = join_sums(m[h], l[h], own, is_added);
 
 #pragma unroll
-			for (int j = 0; j < SUMS; j++)
-				to[8 * j] =
-					is_added ? o[h][j] * scale.mine + to[8 * j] * scale.theirs : o[h][j];
+			for (int j = 0; j < SUMS; j++) {
+				float *to = Scores::sum_at(sums, row * ROW_FLOATS + 8 * j + g);
+
+				*to = is_added ? o[h][j] * scale.mine + *to * scale.theirs : o[h][j];
+			}
 			__syncwarp();
 			if (g == 0) {
 				own[0] = m[h];
@@ -484,9 +460,17 @@ struct grid {
 
 	__device__ __forceinline__ const float4 *sums_at(uint32_t slot, uint32_t head, uint32_t chunk) const
 	{
-		return (const float4 *)(sums + (slot * HEADS + head) * ROW_FLOATS + chunk * 4);
+		return (const float4 *)Scores::sum_at(sums, (slot * HEADS + head) * ROW_FLOATS + chunk * 4);
 	}
 };
+
+/* What instantiations say: TOKENS of a unit, STAGES of the ring of each of WARPS warps; N_BLOCKS thread
+ * blocks of an SM; GROUPS of four heads. */
+template <int D, int BITS, int TOKENS, int STAGES, int WARPS, int N_BLOCKS, int GROUPS, int SLOT_WARPS,
+	int N_RESTS, bool Q_IN_MEMORY,
+	class Shape = shape<D, TOKENS, STAGES, WARPS, N_BLOCKS, SLOT_WARPS, GROUPS>,
+	class Scores = grid_scores<Shape, BITS, N_RESTS, Q_IN_MEMORY>>
+using grid = kernel<Shape, Scores, grid_values<Shape, Scores, BITS>>;
 
 } // namespace tiles
 

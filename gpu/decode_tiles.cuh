@@ -14,56 +14,80 @@
 #ifndef GPU_DECODE_TILES_CUH
 #define GPU_DECODE_TILES_CUH
 
-#include "gpu/decode_common.cuh"
+#include "gpu/decode_kernel.cuh"
 
 namespace tiles
 {
 
-/* TOKENS of a unit, STAGES of the ring of each of WARPS warps; SLOT_WARPS: warps that leave their sums side
- * by side. */
-template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARPS> struct pairs {
-	static constexpr int TOKENS = TOKENS_, STAGES = STAGES_, WARPS = WARPS_, BLOCKS = 1,
-			     SLOTS = SLOT_WARPS;
-	static constexpr int TILES = TOKENS / 16, HEADS = PARTS ? 4 : 8, LANE_HEADS = PARTS ? 1 : 2;
-	static constexpr int Q_WORDS = D / 8, SUMS = D / 16;
-	static constexpr uint32_t NORMS_AT = 8 * D, HALF_BYTES = NORMS_AT + 64, TILE_BYTES = 2 * HALF_BYTES;
-	static constexpr uint32_t STAGE_BYTES = TILES * TILE_BYTES, CHUNKS = D / 4, TABLE_BYTES = 65536;
-	static constexpr float LOG2_OF_WEIGHT_ONE = 0;
-	static constexpr bool HAS_SHARED_QUERY = false;
-	/* Shared memory: the table, rings, maxima and denominators [SLOTS][HEADS][2], barriers. */
-	static constexpr uint32_t RING_AT = TABLE_BYTES, MAX_SUMS_AT = RING_AT + WARPS * STAGES * STAGE_BYTES;
-	static constexpr uint32_t BARRIERS_AT = MAX_SUMS_AT + SLOTS * HEADS * 2 * 4;
-	static constexpr size_t SHARED_BYTES = BARRIERS_AT + WARPS * STAGES * 8;
-	static_assert(WARPS % SLOTS == 0, "whole rounds");
-	static_assert(SLOTS * HEADS * D <= 8192, "sums lie in the unused halves of the table's entries");
+/* Entry e of lane l at 256 e + 4 l; the other halves of the entries are unused. */
+struct pair_table {
+	static constexpr uint32_t BYTES = 65536;
 
-	uint8_t *memory;
-	float *max_sums;
 	uint32_t table, lane4;
-	uint32_t q[Q_WORDS];
-	float q_scale, o[SUMS][4], m[LANE_HEADS], l[LANE_HEADS];
 
-	/* What becomes of a unit: y = log2(weight * norm of v) of rows g and g + 8, and their heads. */
-	struct unit {
-		float y[TILES][2 * LANE_HEADS], inverse[TILES][2];
-	};
+	__device__ __forceinline__ uint32_t pair(uint32_t word, uint32_t selector) const
+	{
+		return look_up(table + byte_permute(word, lane4, selector));
+	}
+};
+
+/* Indices of one lane, one in each nibble: D / 32 words for a token of K, D / 64 for each of two tokens of V.
+ */
+template <int D>
+static __device__ __forceinline__ void load_words(uint32_t address, uint32_t lane, uint32_t (&w)[D / 32])
+{
+	if constexpr (D == 128) {
+		const uint4 v = load_16(address + lane * 16);
+
+		w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+	} else {
+		const uint2 v = load_8(address + lane * 8);
+
+		w[0] = v.x, w[1] = v.y;
+	}
+}
+
+/* Scores of up to four heads (in PARTS), or up to eight. */
+template <class Shape> struct pair_scores {
+	static constexpr int D = Shape::D, GROUPS = Shape::GROUPS;
+	static constexpr bool PARTS = GROUPS == 1;
+	static constexpr int Q_WORDS = D / 8;
+	static constexpr uint32_t NORMS_AT = 8 * D, K_BYTES = NORMS_AT + 64;
+	static constexpr uint32_t TABLE_BYTES = pair_table::BYTES, ROOM_FLOATS = TABLE_BYTES / 8;
+	static constexpr uint32_t QUERY_BYTES = 0;
+	static constexpr bool HAS_SHARED_QUERY = false;
+
+	struct pair_table pairs;
+	uint32_t q[Q_WORDS];
+	float q_scale;
 
 	/* The warps fill the table together, while the first units arrive. */
-	__device__ __forceinline__ pairs(
-		const struct kvg_decode_params &params, uint8_t *memory, uint32_t lane)
-	    : memory(memory), max_sums((float *)(memory + MAX_SUMS_AT)), table(shared_address(memory)),
-	      lane4(lane * 4)
+	__device__ __forceinline__ pair_scores(
+		const struct kvg_decode_params &params, uint8_t *memory, uint32_t, uint32_t lane)
+	    : pairs({ shared_address(memory), lane * 4 })
 	{
 		const uint32_t *centroids = params.tables.words + params.tile_table;
 
-		for (uint32_t high = threadIdx.x / 32; high < 16; high += WARPS) {
+		for (uint32_t high = threadIdx.x / 32; high < 16; high += Shape::WARPS) {
 			const uint32_t high_bits = centroids[high] << 16;
 #pragma unroll
 			for (uint32_t low = 0; low < 16; low++)
-				*(uint32_t *)(memory + (high * 16 + low) * 256 + lane4) =
+				*(uint32_t *)(memory + (high * 16 + low) * 256 + lane * 4) =
 					high_bits | centroids[low];
 		}
 		__syncthreads();
+	}
+
+	/* The head whose scores lane 4g + c has. */
+	static __device__ __forceinline__ uint32_t head_of(int h, uint32_t c)
+	{
+		return PARTS ? c : 2 * c + h;
+	}
+
+	/* Sums lie in the unused halves of the table's entries. */
+	static __device__ __forceinline__ float *sum_at(uint8_t *table, uint32_t i)
+	{
+		return (float *)(table + (i >> 5) * 256 + 128 + 4 * (i & 31));
 	}
 
 	__device__ __forceinline__ void load_query(
@@ -81,50 +105,20 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 		}
 	}
 
-	__device__ __forceinline__ void begin_item(uint32_t)
+	__device__ __forceinline__ void begin_queries(uint32_t)
 	{
-#pragma unroll
-		for (int h = 0; h < LANE_HEADS; h++)
-			m[h] = -1e30f, l[h] = 0;
-#pragma unroll
-		for (int i = 0; i < SUMS; i++)
-			o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
 	}
-
-	/* Indices of one lane, one in each nibble: D / 32 words for a token of K, D / 64 for each of two
-	 * tokens of V. */
-	static __device__ __forceinline__ void load_words(
-		uint32_t address, uint32_t lane, uint32_t (&w)[D / 32])
-	{
-		if constexpr (D == 128) {
-			const uint4 v = load_16(address + lane * 16);
-
-			w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-		} else {
-			const uint2 v = load_8(address + lane * 8);
-
-			w[0] = v.x, w[1] = v.y;
-		}
-	}
-
-	__device__ __forceinline__ uint32_t pair(uint32_t word, uint32_t selector) const
-	{
-		return look_up(table + byte_permute(word, lane4, selector));
-	}
-
-	/* ---- scores ---- */
 
 	__device__ __forceinline__ void score_tile(
-		struct unit &unit, uint32_t t, uint32_t at, uint32_t lane) const
+		struct unit<Shape> &unit, uint32_t t, uint32_t at, uint32_t v_norms_at, uint32_t lane) const
 	{
 		uint32_t a[D / 32], b[D / 32];
 		float s[4] = { 0, 0, 0, 0 };
 
-		load_words(at, lane, a);
-		load_words(at + 4 * D, lane, b);
+		load_words<D>(at, lane, a);
+		load_words<D>(at + 4 * D, lane, b);
 
-		const uint2 k_norms = load_8(at + NORMS_AT + lane / 4 * 8);
-		const uint2 v_norms = load_8(at + HALF_BYTES + NORMS_AT + lane / 4 * 8);
+		const struct row_norms norms = load_norms(at + NORMS_AT, v_norms_at, lane);
 #pragma unroll
 		for (int i = 0; i < D / 32; i++) {
 #pragma unroll
@@ -132,70 +126,75 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 				const uint32_t first = j ? 0x5524 : 0x5504, second = j ? 0x5534 : 0x5514;
 				const int k = (i * 2 + j) * 2;
 
-				multiply(s, pair(a[i], first), pair(b[i], first), pair(a[i], second),
-					pair(b[i], second), q[k], q[k + 1]);
+				multiply(s, pairs.pair(a[i], first), pairs.pair(b[i], first),
+					pairs.pair(a[i], second), pairs.pair(b[i], second), q[k], q[k + 1]);
 			}
 		}
 
-		/* A norm of 0 has no logarithm; its rows are 0 whatever their weight. */
-		const float n0 = fmaxf(__uint_as_float(v_norms.x), 1e-30f),
-			    n1 = fmaxf(__uint_as_float(v_norms.y), 1e-30f);
-		const float k0 = __uint_as_float(k_norms.x) * q_scale,
-			    k1 = __uint_as_float(k_norms.y) * q_scale;
+		const float k0 = norms.k[0] * q_scale, k1 = norms.k[1] * q_scale;
+		const float log2_n0 = log2_fast(norms.v[0]), log2_n1 = log2_fast(norms.v[1]);
 
-		unit.inverse[t][0] = reciprocal_fast(n0);
-		unit.inverse[t][1] = reciprocal_fast(n1);
+		unit.inverse[t][0] = reciprocal_fast(norms.v[0]);
+		unit.inverse[t][1] = reciprocal_fast(norms.v[1]);
 		if constexpr (PARTS) {
-			unit.y[t][0] = fmaf(s[0] + s[1], k0, log2_fast(n0));
-			unit.y[t][1] = fmaf(s[2] + s[3], k1, log2_fast(n1));
+			unit.y[0][t][0] = fmaf(s[0] + s[1], k0, log2_n0);
+			unit.y[0][t][1] = fmaf(s[2] + s[3], k1, log2_n1);
 		} else {
-			unit.y[t][0] = fmaf(s[0], k0, log2_fast(n0));
-			unit.y[t][1] = fmaf(s[1], k0, log2_fast(n0));
-			unit.y[t][2] = fmaf(s[2], k1, log2_fast(n1));
-			unit.y[t][3] = fmaf(s[3], k1, log2_fast(n1));
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				unit.y[h][t][0] = fmaf(s[h], k0, log2_n0);
+				unit.y[h][t][1] = fmaf(s[2 + h], k1, log2_n1);
+			}
 		}
 	}
+};
 
-	/* Tokens outside [lo, hi) weigh nothing. */
-	static __device__ __forceinline__ void mask(
-		struct unit &unit, uint32_t token, uint32_t lo, uint32_t hi, uint32_t lane)
+/* Weights and values by the same table. */
+template <class Shape, class Scores> struct pair_values {
+	static constexpr int D = Shape::D, GROUPS = Shape::GROUPS, HEADS = Shape::HEADS, TILES = Shape::TILES;
+	static constexpr bool PARTS = GROUPS == 1;
+	static constexpr int SUMS = D / 16;
+	static constexpr uint32_t NORMS_AT = 8 * D, V_BYTES = NORMS_AT + 64,
+				  TILE_BYTES = Scores::K_BYTES + V_BYTES, ROW_FLOATS = D;
+	static constexpr float LOG2_OF_WEIGHT_ONE = 0;
+
+	uint8_t *sums;
+	float *max_sums;
+	struct pair_table pairs;
+	float o[SUMS][4], m[GROUPS], l[GROUPS];
+
+	__device__ __forceinline__ pair_values(
+		const struct kvg_decode_params &, const Scores &scores, uint8_t *sums, float *max_sums)
+	    : sums(sums), max_sums(max_sums), pairs(scores.pairs)
+	{
+	}
+
+	__device__ __forceinline__ void begin_sums()
 	{
 #pragma unroll
-		for (uint32_t t = 0; t < TILES; t++) {
+		for (int h = 0; h < GROUPS; h++)
+			m[h] = -1e30f, l[h] = 0;
 #pragma unroll
-			for (int r = 0; r < 2; r++) {
-				const uint32_t at = token + t * 16 + lane / 4 + 8 * r;
-
-				if (at >= lo && at < hi)
-					continue;
-				unit.inverse[t][r] = 0;
-#pragma unroll
-				for (int h = 0; h < LANE_HEADS; h++)
-					unit.y[t][r * LANE_HEADS + h] = -1e30f;
-			}
-		}
+		for (int i = 0; i < SUMS; i++)
+			o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
 	}
 
 	/* ---- weights ---- */
 
-	__device__ __forceinline__ void raise_maxima(const struct unit &unit)
+	__device__ __forceinline__ void raise_maxima(const struct unit<Shape> &unit)
 	{
-		float largest[LANE_HEADS];
+		float largest[GROUPS];
 		bool is_above = false;
 
 #pragma unroll
-		for (int h = 0; h < LANE_HEADS; h++) {
-			largest[h] = fmaxf(unit.y[0][h], unit.y[0][LANE_HEADS + h]);
-#pragma unroll
-			for (uint32_t t = 1; t < TILES; t++)
-				largest[h] =
-					fmaxf(largest[h], fmaxf(unit.y[t][h], unit.y[t][LANE_HEADS + h]));
+		for (int h = 0; h < GROUPS; h++) {
+			largest[h] = largest_of(unit, h);
 			is_above |= largest[h] > m[h] + 15.0f;
 		}
 		if (!__any_sync(0xFFFFFFFFu, is_above))
 			return;
 #pragma unroll
-		for (int h = 0; h < LANE_HEADS; h++) {
+		for (int h = 0; h < GROUPS; h++) {
 			const float m_new = fmaxf(m[h], max_over_rows(largest[h]) - 8.0f),
 				    shrink = exp2_fast(m[h] - m_new);
 
@@ -214,19 +213,20 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 	}
 
 	/* B fragments: tokens 0 to 7 and 8 to 15 of a tile. */
-	__device__ __forceinline__ void weigh(const struct unit &unit, uint32_t t, uint32_t (&weights)[2])
+	__device__ __forceinline__ void weigh(
+		const struct unit<Shape> &unit, uint32_t t, uint32_t (&weights)[2])
 	{
 #pragma unroll
 		for (int r = 0; r < 2; r++) {
 			if constexpr (PARTS) {
-				const float x = exp2_fast(unit.y[t][r] - m[0]);
+				const float x = exp2_fast(unit.y[0][t][r] - m[0]);
 				const float high = __uint_as_float(__float_as_uint(x) & 0xFFFFE000u);
 
 				l[0] = fmaf(x, unit.inverse[t][r], l[0]);
 				weights[r] = transpose(pack_halves(high, x - high));
 			} else {
-				const float x0 = exp2_fast(unit.y[t][2 * r] - m[0]),
-					    x1 = exp2_fast(unit.y[t][2 * r + 1] - m[1]);
+				const float x0 = exp2_fast(unit.y[0][t][r] - m[0]),
+					    x1 = exp2_fast(unit.y[1][t][r] - m[1]);
 
 				l[0] = fmaf(x0, unit.inverse[t][r], l[0]);
 				l[1] = fmaf(x1, unit.inverse[t][r], l[1]);
@@ -237,12 +237,12 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 
 	/* ---- values ---- */
 
-	__device__ __forceinline__ void add_values(uint32_t at, const uint32_t (&weights)[2], uint32_t lane)
+	__device__ __forceinline__ void add_tile(uint32_t at, const uint32_t (&weights)[2], uint32_t lane)
 	{
 		uint32_t a[D / 32], b[D / 32];
 
-		load_words(at, lane, a);
-		load_words(at + 4 * D, lane, b);
+		load_words<D>(at, lane, a);
+		load_words<D>(at + 4 * D, lane, b);
 #pragma unroll
 		for (int i = 0; i < D / 64; i++) {
 			/* Bytes that hold one channel of two tokens: even channels, then odd ones. */
@@ -255,30 +255,24 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 			for (int j = 0; j < 4; j++) {
 				const uint32_t selector = 0x5504 | (j << 4);
 
-				multiply(o[i * 4 + j], pair(even0, selector), pair(odd0, selector),
-					pair(even1, selector), pair(odd1, selector), weights[0], weights[1]);
+				multiply(o[i * 4 + j], pairs.pair(even0, selector),
+					pairs.pair(odd0, selector), pairs.pair(even1, selector),
+					pairs.pair(odd1, selector), weights[0], weights[1]);
 			}
 		}
 	}
 
-	__device__ __forceinline__ void add_unit(
-		uint32_t base, uint32_t token, uint32_t lo, uint32_t hi, uint32_t lane)
+	__device__ __forceinline__ void add_values(
+		const struct unit<Shape> &unit, uint32_t base, uint32_t lane)
 	{
 		uint32_t weights[TILES][2];
-		struct unit unit;
 
-#pragma unroll
-		for (uint32_t t = 0; t < TILES; t++)
-			score_tile(unit, t, base + t * TILE_BYTES, lane);
-		if (token < lo || token + TOKENS > hi)
-			mask(unit, token, lo, hi, lane);
-		raise_maxima(unit);
 #pragma unroll
 		for (uint32_t t = 0; t < TILES; t++)
 			weigh(unit, t, weights[t]);
 #pragma unroll
 		for (uint32_t t = 0; t < TILES; t++)
-			add_values(base + t * TILE_BYTES + HALF_BYTES, weights[t], lane);
+			add_tile(base + t * TILE_BYTES, weights[t], lane);
 	}
 
 	/* ---- the warps' sums become the block's ---- */
@@ -286,27 +280,25 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 	__device__ __forceinline__ void end_item()
 	{
 #pragma unroll
-		for (int h = 0; h < LANE_HEADS; h++)
+		for (int h = 0; h < GROUPS; h++)
 			l[h] = add_over_rows(l[h]);
 	}
 
-	/* Float i of the buffer in the other half of every entry; chunk = channel / 4, spread over the banks
-	 * by head. */
+	/* chunk = channel / 4, spread over the banks by head. */
 	__device__ __forceinline__ float4 *sums_at(uint32_t slot, uint32_t head, uint32_t chunk) const
 	{
-		const uint32_t i = (slot * HEADS + head) * D + ((chunk ^ (PARTS ? head : head >> 1)) << 2);
-
-		return (float4 *)(memory + (i >> 5) * 256 + 128 + 4 * (i & 31));
+		return (float4 *)Scores::sum_at(sums,
+			(slot * HEADS + head) * ROW_FLOATS + ((chunk ^ (PARTS ? head : head >> 1)) << 2));
 	}
 
-	/* Lane 4g + c: channels (D / 8) g and on of head c, or of heads 2c and 2c + 1. */
+	/* Channels (D / 8) g and on. */
 	__device__ __forceinline__ void leave(uint32_t slot, bool is_added, uint32_t lane)
 	{
 		const uint32_t g = lane / 4, c = lane % 4;
 
 #pragma unroll
-		for (int h = 0; h < LANE_HEADS; h++) {
-			const uint32_t head = PARTS ? c : 2 * c + h;
+		for (int h = 0; h < GROUPS; h++) {
+			const uint32_t head = Scores::head_of(h, c);
 			float *own = max_sums + (slot * HEADS + head) * 2;
 			const struct rescale scale = join_sums(m[h], l[h], own, is_added);
 
@@ -340,6 +332,13 @@ template <int D, int TOKENS_, int STAGES_, int WARPS_, bool PARTS, int SLOT_WARP
 		}
 	}
 };
+
+/* What instantiations say: TOKENS of a unit, STAGES of the ring of each of WARPS warps; PARTS: up to four
+ * heads. */
+template <int D, int TOKENS, int STAGES, int WARPS, bool PARTS, int SLOT_WARPS,
+	class Shape = shape<D, TOKENS, STAGES, WARPS, 1, SLOT_WARPS, PARTS ? 1 : 2>,
+	class Scores = pair_scores<Shape>>
+using pairs = kernel<Shape, Scores, pair_values<Shape, Scores>>;
 
 } // namespace tiles
 
