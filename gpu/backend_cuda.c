@@ -77,8 +77,8 @@ static cudaError_t launch_wave(struct cuda_backend *cuda, const struct kvg_decod
 	cudaError_t error = kvg_decode_prepare_launch(wave, cuda->compute_stream);
 
 	if (error == cudaSuccess)
-		error = wave->tile_bits != 0 ? kvg_decode_tiles_launch(wave, cuda->compute_stream)
-					     : kvg_decode_rows_launch(wave, cuda->compute_stream);
+		error = wave->k_bits != 0 ? kvg_decode_tiles_launch(wave, cuda->compute_stream)
+					  : kvg_decode_rows_launch(wave, cuda->compute_stream);
 	if (error == cudaSuccess)
 		error = kvg_decode_exact_launch(wave, cuda->compute_stream);
 	return error == cudaSuccess ? kvg_decode_finish_launch(wave, cuda->compute_stream) : error;

@@ -118,10 +118,10 @@ template <class Shape, int BITS, int N_RESTS, bool Q_IN_MEMORY> struct grid_scor
 
 	__device__ __forceinline__ grid_scores(
 		const struct kvg_decode_params &params, uint8_t *, uint32_t queries, uint32_t)
-	    : low_table(params.tables.words[params.tile_table]),
-	      high_table(params.tables.words[params.tile_table + 1]),
-	      low_rests(params.tables.words[params.tile_table + 2]),
-	      high_rests(params.tables.words[params.tile_table + 3]), queries(queries), query_turn(1)
+	    : low_table(params.tables.words[params.k_table]),
+	      high_table(params.tables.words[params.k_table + 1]),
+	      low_rests(params.tables.words[params.k_table + 2]),
+	      high_rests(params.tables.words[params.k_table + 3]), queries(queries), query_turn(1)
 	{
 	}
 

@@ -191,7 +191,7 @@ static __device__ void write_fragments(const struct kvg_decode_params *params, c
 		words[at] = packed;
 	}
 	if (threadIdx.x == 0)
-		params->q_scales[item] = op->scale * LOG2_E / params->tile_scale / scale;
+		params->q_scales[item] = op->scale * LOG2_E / params->k_scale / scale;
 }
 
 /*
@@ -230,7 +230,7 @@ static __device__ void write_digits(const struct kvg_decode_params *params, cons
 	}
 	if (threadIdx.x == 0)
 		params->q_scales[item] =
-			largest > 0 ? op->scale * LOG2_E * (largest / 32512.0f) / params->tile_scale : 1.0f;
+			largest > 0 ? op->scale * LOG2_E * (largest / 32512.0f) / params->k_scale : 1.0f;
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -266,7 +266,7 @@ static __global__ void __launch_bounds__(THREADS)
 				params.exact_queries +
 					((uint64_t)row_idx * tables->q_heads + q_head) * tables->k_head_dim,
 				s.from[warp], s.to[warp]);
-		if (params.tile_bits == 0) {
+		if (params.k_bits == 0) {
 			prepare_rows(&params, codec, op, s.q[h],
 				params.q_prepared +
 					((uint64_t)row_idx * tables->q_heads + q_head) * params.k_dim_max,
@@ -281,10 +281,10 @@ static __global__ void __launch_bounds__(THREADS)
 				s.from[warp], s.q[h]);
 		}
 	}
-	if (params.tile_bits == 0)
+	if (params.k_bits == 0)
 		return;
 	__syncthreads();
-	if (params.tile_bits == 4)
+	if (params.k_bits == 4)
 		write_fragments(&params, op, blockIdx.x, n_heads, &s);
 	else
 		write_digits(&params, op, blockIdx.x, n_heads, &s);
@@ -327,7 +327,7 @@ static __device__ struct parts find_parts(const struct kvg_decode_params *params
 	struct parts parts = { row->work_first + virtual_head * row->n_work, row->n_work, KVG_NONE, false,
 		false };
 
-	if (params->tile_bits == 0 || is_exact || row->n_work == 0)
+	if (params->k_bits == 0 || is_exact || row->n_work == 0)
 		return parts;
 
 	/* Block b has the units [b total / n, (b + 1) total / n). */
@@ -454,8 +454,8 @@ static __device__ float merge_all(const struct kvg_decode_params *params, const 
 	const float exact_shrink = exp2f(exact.max - top);
 	const float sum = merged.sum * shrink + exact.sum * exact_shrink + exp2f(sink - top);
 
-	store_sums(merged, shrink / (params->tile_bits != 0 ? sum * params->tile_scale : sum),
-		codec->prepared_dim, s->acc);
+	store_sums(merged, shrink / (params->v_bits != 0 ? sum * params->v_scale : sum), codec->prepared_dim,
+		s->acc);
 	if (params->exact_rows)
 		store_sums(exact, exact_shrink / sum, codec->head_dim, s->exact);
 	return top + log2f(sum);

@@ -66,7 +66,7 @@ template <class Shape> struct pair_scores {
 		const struct kvg_decode_params &params, uint8_t *memory, uint32_t, uint32_t lane)
 	    : pairs({ shared_address(memory), lane * 4 })
 	{
-		const uint32_t *centroids = params.tables.words + params.tile_table;
+		const uint32_t *centroids = params.tables.words + params.k_table;
 
 		for (uint32_t high = threadIdx.x / 32; high < 16; high += Shape::WARPS) {
 			const uint32_t high_bits = centroids[high] << 16;
@@ -82,6 +82,12 @@ template <class Shape> struct pair_scores {
 	static __device__ __forceinline__ uint32_t head_of(int h, uint32_t c)
 	{
 		return PARTS ? c : 2 * c + h;
+	}
+
+	/* That of integers, where V is not in float16 pairs. */
+	__device__ __forceinline__ uint2 value_table(const struct kvg_decode_params &params) const
+	{
+		return { params.tables.words[params.v_table], params.tables.words[params.v_table + 1] };
 	}
 
 	/* Sums lie in the unused halves of the table's entries. */

@@ -5,20 +5,22 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 {
 	if (params->n_work == 0)
 		return cudaSuccess;
-#define KVG_TRY(name, dim, bits, heads, tokens, blocks, idle)                                                \
-	if (params->tables.k_head_dim == (dim) && params->tile_bits == (bits) && params->n_heads <= (heads)) \
+#define KVG_TRY(name, dim, bits_k, bits_v, heads, tokens, blocks, idle)         \
+	if (params->tables.k_head_dim == (dim) && params->k_bits == (bits_k) && \
+		params->v_bits == (bits_v) && params->n_heads <= (heads))       \
 		return kvg_tiles_launch_##name(params, stream);
 	KVG_TILES_VARIANTS(KVG_TRY)
 #undef KVG_TRY
 	return cudaErrorInvalidValue;
 }
 
-struct kvg_tiles_plan kvg_decode_tiles_plan(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads)
+struct kvg_tiles_plan kvg_decode_tiles_plan(
+	uint32_t head_dim, uint32_t k_bits, uint32_t v_bits, uint32_t n_heads)
 {
-	const uint32_t words = (tile_bits == 4 || n_heads > 4 ? 4 : 2) * head_dim;
+	const uint32_t words = (k_bits == 4 || n_heads > 4 ? 4 : 2) * head_dim;
 
-#define KVG_TRY(name, dim, bits, heads, tokens, blocks, idle)               \
-	if (head_dim == (dim) && tile_bits == (bits) && n_heads <= (heads)) \
+#define KVG_TRY(name, dim, bits_k, bits_v, heads, tokens, blocks, idle)                          \
+	if (head_dim == (dim) && k_bits == (bits_k) && v_bits == (bits_v) && n_heads <= (heads)) \
 		return (struct kvg_tiles_plan){ tokens, blocks, idle, words };
 	KVG_TILES_VARIANTS(KVG_TRY)
 #undef KVG_TRY
@@ -35,8 +37,8 @@ cudaError_t kvg_kernels_load(void)
 		error = kvg_decode_query_load();
 	if (error == cudaSuccess)
 		error = kvg_decode_rows_load();
-#define KVG_LOAD(name, dim, bits, heads, tokens, blocks, idle) \
-	if (error == cudaSuccess)                              \
+#define KVG_LOAD(name, dim, bits_k, bits_v, heads, tokens, blocks, idle) \
+	if (error == cudaSuccess)                                        \
 		error = kvg_tiles_load_##name();
 	KVG_TILES_VARIANTS(KVG_LOAD)
 #undef KVG_LOAD

@@ -259,23 +259,29 @@ struct kvg_decode_params {
 	uint32_t k_dim_max, v_dim_max; /* strides of q_prepared and partials */
 	uint32_t raw_bytes_max;        /* rows layout: bytes of a row, the largest of the wave */
 	uint32_t n_blocks;             /* tiles: blocks of the grid */
-	uint32_t tile_bits;            /* tiles: 2, 3, 4; else 0 */
-	uint32_t tile_table;           /* words: 16 float16 bit patterns, one a word; or 8 signed bytes */
-	float tile_scale;              /* what the centroids were multiplied with */
+	/* Tiles: 2, 3 or 4 each; else 0. */
+	uint32_t k_bits, v_bits;
+	/* Tiles, words: 16 float16 bit patterns, one a word; or 8 signed bytes, and 8 of what rounding took
+	 * off.
+	 */
+	uint32_t k_table, v_table;
+	float k_scale, v_scale; /* what the centroids were multiplied with */
 	uint32_t unit_tokens;
 	uint32_t is_dependent; /* kernels of a wave begin while the one before still ends */
 	uint32_t
 		idle_units; /* tiles: at the end of the units of every row and virtual head, without tokens */
+	uint32_t reserved;
 };
 KVG_STATIC_ASSERT(
-	sizeof(struct kvg_decode_params) == 224, "kvg_decode_params is an ABI between two compilers");
+	sizeof(struct kvg_decode_params) == 240, "kvg_decode_params is an ABI between two compilers");
 /* Rotates the queries of the wave and brings them into the form that its kernel reads. Flags BAD_VALUE. */
 cudaError_t kvg_decode_prepare_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* Attention over rows of any format. */
 cudaError_t kvg_decode_rows_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* The same kernel over the exact rows of the wave; nothing where there are none. */
 cudaError_t kvg_decode_exact_launch(const struct kvg_decode_params *params, cudaStream_t stream);
-/* Tiles at head dims 64 and 128: tq4 exactly, tq2 and tq3 in integers. */
+/* Tiles at head dims 64 and 128: tq4 exactly, tq2 and tq3 in integers, K of tq4 exactly with V of tq2 in
+ * integers. */
 cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cudaStream_t stream);
 /* Merges the partial results of each query, rotates back, stores outputs and log-sum-exps. */
 cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cudaStream_t stream);
@@ -287,7 +293,8 @@ struct kvg_tiles_plan {
 	uint32_t idle_units;     /* what a (row, virtual head) costs beside its units */
 	uint32_t fragment_words; /* 32-bit words of queries per (row, virtual head) */
 };
-struct kvg_tiles_plan kvg_decode_tiles_plan(uint32_t head_dim, uint32_t tile_bits, uint32_t n_heads);
+struct kvg_tiles_plan kvg_decode_tiles_plan(
+	uint32_t head_dim, uint32_t k_bits, uint32_t v_bits, uint32_t n_heads);
 
 /* Once at start: loads every kernel and sets its limits, so that no launch has to. */
 cudaError_t kvg_kernels_load(void);

@@ -229,40 +229,56 @@ static uint32_t add_heads(struct builder *b, const struct kv_row_codec *const *h
 
 /* ---- tiles ---- */
 
-static bool is_tile_format(const struct kv_row_codec *codec, uint32_t bits)
+static bool is_tile_format(const struct kv_row_codec *codec)
 {
-	return family_of(codec) == KVG_TQ && codec->format->bits == bits && codec->n_segments == 1 &&
-		kvg_decode_tiles_plan(codec->head_dim, bits, 1).unit_tokens != 0;
+	return family_of(codec) == KVG_TQ && codec->n_segments == 1 &&
+		codec->format->bits <= KVG_TILE_BITS_MAX;
+}
+
+/* Widths that a tiles kernel is built for, or 0 and 0. */
+static struct kvg_tile_bits widths_of(const struct kv_layer_spec *layer)
+{
+	const struct kv_row_codec *k = layer->k, *v = layer->v;
+	const struct kvg_tile_bits bits = { (uint8_t)k->format->bits, (uint8_t)v->format->bits };
+
+	/* The other kernel's: logits that are bent, and tokens that are not in one piece. */
+	if (layer->softcap > 0 || layer->alibi || layer->sink_tokens > 0 || !is_tile_format(k) ||
+		!is_tile_format(v) || k->head_dim != v->head_dim ||
+		kvg_decode_tiles_plan(k->head_dim, bits.k, bits.v, 1).unit_tokens == 0)
+		return (struct kvg_tile_bits){ 0, 0 };
+	return bits;
 }
 
 /* The codebook of the tiles of this width: that of the first layer that has one. */
 static const struct kvcb_codebook *tile_codebook(const struct kv_pool_spec *spec, uint32_t bits)
 {
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
-		if (is_tile_format(spec->layers[l].k, bits))
+		const struct kvg_tile_bits own = widths_of(&spec->layers[l]);
+
+		if (own.k == bits)
 			return spec->layers[l].k->segments[0].codebook;
+		if (own.v == bits)
+			return spec->layers[l].v->segments[0].codebook;
 	}
 	return NULL;
 }
 
-/* Bits of a layer that the tiles kernel serves: K and V alike, and with that codebook; 0 for all others. */
-static uint32_t tile_bits_of(const struct kv_pool_spec *spec, const struct kv_layer_spec *layer)
+static bool has_tile_codebook(const struct kv_pool_spec *spec, const struct kv_row_codec *codec)
 {
-	const uint32_t bits = layer->k->format->bits;
-
-	/* The other kernel's: logits that are bent, and tokens that are not in one piece. */
-	if (layer->softcap > 0 || layer->alibi || layer->sink_tokens > 0)
-		return 0;
-	if (bits == 0 || bits > KVG_TILE_BITS_MAX || !is_tile_format(layer->k, bits) ||
-		!is_tile_format(layer->v, bits) || layer->k->head_dim != layer->v->head_dim)
-		return 0;
+	const uint32_t bits = codec->format->bits;
 	const float *centroids = tile_codebook(spec, bits)->centroids;
-	const size_t n_bytes = ((size_t)1 << bits) * sizeof(*centroids);
 
-	return memcmp(layer->k->segments[0].table, centroids, n_bytes) == 0 &&
-			memcmp(layer->v->segments[0].table, centroids, n_bytes) == 0
-		? bits
-		: 0;
+	return memcmp(codec->segments[0].table, centroids, ((size_t)1 << bits) * sizeof(*centroids)) == 0;
+}
+
+/* Widths of a layer that a tiles kernel serves: built, and with those codebooks; 0 and 0 for all others. */
+static struct kvg_tile_bits tile_bits_of(const struct kv_pool_spec *spec, const struct kv_layer_spec *layer)
+{
+	const struct kvg_tile_bits bits = widths_of(layer);
+	const bool is_served =
+		bits.k != 0 && has_tile_codebook(spec, layer->k) && has_tile_codebook(spec, layer->v);
+
+	return is_served ? bits : (struct kvg_tile_bits){ 0, 0 };
 }
 
 /* How likely each index is, roughly: coordinates are about normal with variance 1 / dim. */
@@ -385,17 +401,17 @@ static bool place_layers(struct kvg_image *image, const struct kv_pool_spec *spe
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		const struct kv_layer_spec *layer = &spec->layers[l];
 		const uint64_t n_blocks = spec->n_blocks[layer->group_idx];
-		const uint32_t tile_bits = tile_bits_of(spec, layer);
+		const struct kvg_tile_bits tile_bits = tile_bits_of(spec, layer);
 		uint64_t k_bytes = block_rows * layer->k->row_bytes,
 			 v_bytes = block_rows * layer->v->row_bytes;
 
-		image->tile_bits[l] = (uint8_t)tile_bits;
-		image->has_bits[tile_bits] = true;
-		if (tile_bits != 0) {
+		image->tile_bits[l] = tile_bits;
+		image->has_bits[tile_bits.k][tile_bits.v] = true;
+		if (tile_bits.k != 0) {
 			k_bytes += v_bytes;
 			v_bytes = 0;
 		}
-		image->layers[l].layout = tile_bits != 0 ? KVG_LAYOUT_TILES : KVG_LAYOUT_ROWS;
+		image->layers[l].layout = tile_bits.k != 0 ? KVG_LAYOUT_TILES : KVG_LAYOUT_ROWS;
 		image->layers[l].k_block_bytes = k_bytes;
 		image->layers[l].v_block_bytes = v_bytes;
 		image->layers[l].group_idx = layer->group_idx;

@@ -15,6 +15,12 @@
 #include "gpu/kernels.h"
 
 #define KVG_TILE_BITS_MAX 4u
+#define KVG_TILE_WIDTHS   (KVG_TILE_BITS_MAX + 1)
+
+/* Widths of K and V of a layer in tiles; 0 and 0: rows of any format. */
+struct kvg_tile_bits {
+	uint8_t k, v;
+};
 
 struct kvg_image {
 	uint64_t arena_bytes; /* pages and tables */
@@ -28,11 +34,11 @@ struct kvg_image {
 	/* [n_layers]: byte offsets in the region of K and V pages, then of K and V ring blocks; owned */
 	uint64_t *layer_at[4];
 	uint64_t block_bytes_max;
-	/* Per number of bits: tables of the tiles kernel. Bits 0 stands for the rows layout. */
-	uint8_t *tile_bits; /* [n_layers]; owned */
-	bool has_bits[KVG_TILE_BITS_MAX + 1];
-	uint32_t tile_tables[KVG_TILE_BITS_MAX + 1];
-	float tile_scales[KVG_TILE_BITS_MAX + 1];
+	struct kvg_tile_bits *tile_bits;                 /* [n_layers]; owned */
+	bool has_bits[KVG_TILE_WIDTHS][KVG_TILE_WIDTHS]; /* layers of these widths of K and V */
+	/* Per number of bits: tables of the tiles kernel. */
+	uint32_t tile_tables[KVG_TILE_WIDTHS];
+	float tile_scales[KVG_TILE_WIDTHS];
 };
 
 /*

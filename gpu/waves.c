@@ -1,7 +1,7 @@
 /*
- * Decodes become waves: query rows of one class of layers (tiles of one width, or rows of any format), as
- * many as the workspace holds. How a row is split depends on the rest of its class in the batch, so that few
- * rows fill the device too; the same batch is always split alike.
+ * Decodes become waves: query rows of one class of layers (tiles of the same widths, or rows of any format),
+ * as many as the workspace holds. How a row is split depends on the rest of its class in the batch, so that
+ * few rows fill the device too; the same batch is always split alike.
  *
  * In a pool with an exact window a row has two parts: the tokens in pages, and those in ring blocks, which a
  * launch of their own takes, in pieces of the rows layout, whatever the class. Half of the workspace is
@@ -25,7 +25,7 @@ struct class_of {
 	struct cuda_backend *cuda;
 	struct kvg_flight *flight;
 	const struct kvg_decode_op *ops;       /* device */
-	uint32_t tile_bits;                    /* 0: rows layout */
+	struct kvg_tile_bits bits;             /* 0 and 0: rows layout */
 	uint32_t n_heads, n_chunks, n_virtual; /* as in kvg_decode_params */
 	struct kvg_tiles_plan plan;            /* tiles */
 	uint32_t unit_tokens, piece_tokens;
@@ -108,15 +108,16 @@ static uint32_t pieces_of(const struct span *span, uint32_t piece_tokens)
 /* Units, or pieces of tiles. */
 static uint32_t work_of(const struct class_of *class, const struct span *span)
 {
-	return class->tile_bits != 0 ? steps_of(span, class->unit_tokens)
-				     : pieces_of(span, class->piece_tokens);
+	return class->bits.k != 0 ? steps_of(span, class->unit_tokens) : pieces_of(span, class->piece_tokens);
 }
 
 static bool is_in_class(const struct class_of *class, const struct kv_decode_op *op)
 {
 	const struct kvg_image *image = class->flight->batch->pool->image;
 
-	return image->tile_bits[op->layer] == class->tile_bits;
+	const struct kvg_tile_bits own = image->tile_bits[op->layer];
+
+	return own.k == class->bits.k && own.v == class->bits.v;
 }
 
 static bool is_refused(const struct class_of *class, const struct kv_decode_op *op)
@@ -225,7 +226,7 @@ static void close_wave(struct class_of *class)
 
 	if (!wave)
 		return;
-	if (class->tile_bits != 0)
+	if (class->bits.k != 0)
 		wave->n_blocks = choose_blocks(class, wave->n_rows * class->n_virtual, wave->n_work);
 	class->wave = NULL;
 }
@@ -246,9 +247,12 @@ static bool open_wave(struct class_of *class)
 		.flags = (uint64_t *)kvg_staged_address(flight, flight->flags),
 		.n_heads = class->n_heads,
 		.n_chunks = class->n_chunks,
-		.tile_bits = class->tile_bits,
-		.tile_table = image->tile_tables[class->tile_bits],
-		.tile_scale = image->tile_scales[class->tile_bits],
+		.k_bits = class->bits.k,
+		.v_bits = class->bits.v,
+		.k_table = image->tile_tables[class->bits.k],
+		.v_table = image->tile_tables[class->bits.v],
+		.k_scale = image->tile_scales[class->bits.k],
+		.v_scale = image->tile_scales[class->bits.v],
 		.unit_tokens = class->unit_tokens,
 		.is_dependent = 1,
 		.idle_units = class->idle_units,
@@ -275,12 +279,12 @@ static bool exact_fits(const struct class_of *class, const struct kvg_decode_par
 static bool fits(const struct class_of *class, const struct kvg_decode_params *wave)
 {
 	const uint64_t n_items = (uint64_t)wave->n_rows * class->n_virtual;
-	const uint64_t n_slots = class->tile_bits != 0
+	const uint64_t n_slots = class->bits.k != 0
 		? 2 * class->cuda->n_sms * class->plan.blocks_per_sm + n_items
 		: wave->n_work;
 	const uint64_t n_partials = n_slots * class->n_heads;
 	const uint32_t share = class->has_exact ? 2 : 1;
-	const uint64_t q_bytes = class->tile_bits != 0
+	const uint64_t q_bytes = class->bits.k != 0
 		? n_items * class->plan.fragment_words * sizeof(float)
 		: (uint64_t)wave->n_rows * wave->tables.q_heads * wave->k_dim_max * sizeof(float);
 
@@ -391,9 +395,9 @@ static void translate_class(struct class_of *class)
 	const struct kv_batch *batch = class->flight->batch;
 	const bool has_room = begin_exact(class);
 
-	if (class->tile_bits == 0 || class->has_exact)
+	if (class->bits.k == 0 || class->has_exact)
 		choose_pieces(class);
-	if (class->tile_bits != 0)
+	if (class->bits.k != 0)
 		choose_idle_units(class);
 	for (uint32_t i = 0; i < batch->n_decodes; i++) {
 		const struct kv_decode_op *op = &batch->decodes[i];
@@ -459,19 +463,21 @@ void kvg_translate_decodes(struct cuda_backend *cuda, struct kvg_flight *flight)
 	}
 	if (!ops)
 		return;
-	for (uint32_t bits = 0; bits <= KVG_TILE_BITS_MAX; bits++) {
+	for (uint32_t i = 0; i < KVG_TILE_WIDTHS * KVG_TILE_WIDTHS; i++) {
+		const struct kvg_tile_bits bits = { (uint8_t)(i / KVG_TILE_WIDTHS),
+			(uint8_t)(i % KVG_TILE_WIDTHS) };
 		struct class_of class = { .cuda = cuda,
 			.flight = flight,
 			.ops = kvg_staged_address(flight, ops),
-			.tile_bits = bits,
+			.bits = bits,
 			.exact_piece_tokens = EXACT_PIECE_TOKENS_MIN,
 			.n_heads = group < KVG_HEADS_MAX ? group : KVG_HEADS_MAX,
 			.n_chunks = kv_div_up_u32(group, KVG_HEADS_MAX) };
 
 		class.n_virtual = spec->kv_heads * class.n_chunks;
-		class.plan = kvg_decode_tiles_plan(spec->k_head_dim, bits, class.n_heads);
-		class.unit_tokens = bits != 0 ? class.plan.unit_tokens : KVG_TILE_TOKENS;
-		if (batch->pool->image->has_bits[bits])
+		class.plan = kvg_decode_tiles_plan(spec->k_head_dim, bits.k, bits.v, class.n_heads);
+		class.unit_tokens = bits.k != 0 ? class.plan.unit_tokens : KVG_TILE_TOKENS;
+		if (batch->pool->image->has_bits[bits.k][bits.v])
 			translate_class(&class);
 	}
 }

@@ -36,6 +36,8 @@ static const struct {
 	{ "tq4", "tq4", 64 },
 	{ "tq3", "tq3", 64 },
 	{ "tq2", "tq2", 64 },
+	{ "tq4", "tq2", 128 },
+	{ "tq4", "tq2", 64 },
 };
 static const char *const row_formats[][2] = {
 	{ "bf16", "bf16" },

@@ -25,8 +25,8 @@ static void launch_wave(const struct kvg_decode_params *kept, enum kvg_bench_par
 	if (part != KVG_BENCH_ALONE)
 		check(kvg_decode_prepare_launch(&wave, stream), "prepare");
 	if (part != KVG_BENCH_PREPARE)
-		check(wave.tile_bits != 0 ? kvg_decode_tiles_launch(&wave, stream)
-					  : kvg_decode_rows_launch(&wave, stream),
+		check(wave.k_bits != 0 ? kvg_decode_tiles_launch(&wave, stream)
+				       : kvg_decode_rows_launch(&wave, stream),
 			"attention");
 	if (part == KVG_BENCH_ALL) {
 		check(kvg_decode_exact_launch(&wave, stream), "ring blocks");

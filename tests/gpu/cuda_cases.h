@@ -50,7 +50,7 @@ static const struct pool_case {
 	{ "tq4", "tq4", 64, 64, 4, 2, 16, 2e-3, 0 },
 	{ "tq4", "tq4", 64, 64, 16, 2, 32, 2e-3, 0 },
 	{ "tq4", "tq4", 64, 64, 9, 3, 64, 2e-3, 0 },
-	{ "tq4", "tq2", 128, 128, 4, 2, 16, 2e-5, 0 },
+	{ "tq4", "tq2", 128, 128, 4, 2, 16, 3e-3, 0 },
 	{ "tq4", "tq4", 32, 32, 2, 2, 16, 2e-5, 0 },
 	{ "tq4", "tq4", 256, 256, 4, 2, 16, 2e-5, 0 },
 	{ "tq4", "tq4", 80, 80, 4, 2, 16, 2e-5, 0 },
@@ -105,9 +105,28 @@ static const struct pool_case {
 	/* Integer tiles at 64 channels: more heads than four, not all of them there, one. */
 	{ "tq2", "tq2", 64, 64, 16, 2, 32, 5e-3, K_CENTER | SINKS },
 	{ "tq2", "tq2", 64, 64, 3, 3, 64, 5e-3, QR | PER_LAYER },
-	{ "tq3", "tq3", 64, 64, 24, 2, 64, 5e-3, EXACT | QR | NORM_CORRECTION },
+	{ "tq3", "tq3", 64, 64, 12, 1, 64, 5e-3, QR | NORM_CORRECTION },
 	{ "tq3", "tq3", 64, 64, 5, 1, 16, 5e-3, EXACT | K_CENTER },
+	/* K exactly, V in integers; tiles of several widths in one pool. */
+	{ "tq4", "tq2", 128, 128, 12, 1, 32, 3e-3, K_CENTER | SINKS },
+	{ "tq4", "tq2", 128, 128, 16, 2, 64, 3e-3, EXACT | QR | NORM_CORRECTION },
+	{ "tq4", "tq2", 64, 64, 8, 2, 16, 3e-3, EXACT | K_CENTER },
+	{ "tq4", "tq2", 64, 64, 5, 1, 32, 3e-3, PER_LAYER },
+	{ "[\"tq4\", \"tq4\"]", "[\"tq2\", \"tq4\"]", 128, 128, 8, 2, 16, 3e-3, 0 },
+	{ "[\"tq2\", \"tq4\"]", "[\"tq2\", \"tq2\"]", 64, 64, 8, 1, 64, 5e-3, 0 },
 };
+
+/* Of a pool without options: rows of any format are float32 sums, tiles round. */
+static inline double bound_of_pair(const char *k, const char *v, uint32_t k_dim, uint32_t v_dim)
+{
+	const bool is_tq4 = strcmp(k, "tq4") == 0;
+
+	if (k_dim != v_dim)
+		return 2e-5;
+	if (strcmp(k, v) == 0)
+		return is_tq4 ? 2e-3 : 5e-3;
+	return is_tq4 && strcmp(v, "tq2") == 0 ? 3e-3 : 2e-5;
+}
 
 /* The sequences of a case; on fibers everything is a thousand times slower. */
 #ifdef TEST_ON_HOST

@@ -516,8 +516,8 @@ END_TEST
 #ifdef TEST_ON_HOST
 /* Cases that between them run every kernel: rows, both kinds of tiles, each number of heads, head dim and
  * option. */
-static const int host_cases[] = { 6, 9, 14, 16, 17, 36, 50, 51, 52, 53, 54, 57, 61, 64, 10, 11, 69, 70, 71,
-	72 };
+static const int host_cases[] = { 6, 9, 10, 11, 14, 16, 17, 20, 36, 50, 51, 52, 53, 54, 57, 61, 64, 69, 71,
+	73, 75, 76, 78 };
 #endif
 
 static void add_attention_tests(TCase *tcase, int first, int end)
@@ -562,8 +562,8 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		add_attention_tests(tcase, first, end);
 	add_row_tests(tcase, argc > 1 ? first : 17, argc > 1 ? end : 18);
-	for (int i = 0; argc == 1 && i < 3; i++) {
-		static const int more[] = { 64, 9, 71 };
+	for (int i = 0; argc == 1 && i < 4; i++) {
+		static const int more[] = { 64, 9, 71, 78 };
 
 		add_row_tests(tcase, more[i], more[i] + 1);
 	}

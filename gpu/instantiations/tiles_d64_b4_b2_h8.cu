@@ -1,0 +1,2 @@
+#include "gpu/decode_mixed.cuh"
+KVG_TILES_VARIANT(d64_b4_b2_h8, mixed<64, 2, 64, 3, 12, false, 6>)
