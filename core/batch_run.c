@@ -5,99 +5,6 @@
 
 #include "core/checked.h"
 #include "core/k_center.h"
-#include "core/memory.h"
-
-#define TENSOR_ALIGN 64u
-
-/* ---- pages ---- */
-
-/* Adds an aligned tensor behind *offset: blocks of a kind, rows of a codec; *at is where it begins. */
-static bool place_tensor(const struct kv_pool_spec *spec, uint32_t table_idx,
-	const struct kv_row_codec *codec, uint64_t *offset, uint64_t *at)
-{
-	const uint64_t n_slots = (uint64_t)spec->n_blocks[table_idx] * spec->block_size;
-	const uint64_t token_bytes = (uint64_t)spec->kv_heads * codec->row_bytes;
-	uint64_t n_bytes = 0, end = 0;
-
-	if (!kv_mul_u64(n_slots, token_bytes, &n_bytes) || !kv_add_u64(*offset, n_bytes, &end) ||
-		!kv_add_u64(end, TENSOR_ALIGN - 1, &end))
-		return false;
-	*at = *offset;
-	*offset = end / TENSOR_ALIGN * TENSOR_ALIGN;
-	return true;
-}
-
-/* Where the tensors of one layer begin: pages, and ring blocks where there are any. */
-struct layer_places {
-	uint64_t k, v, exact_k, exact_v;
-};
-
-static bool place_layer(
-	const struct kv_pool_spec *spec, uint32_t layer, uint64_t *offset, struct layer_places *places)
-{
-	const struct kv_layer_spec *l = &spec->layers[layer];
-
-	*places = (struct layer_places){ 0 };
-	if (!place_tensor(spec, l->group_idx, l->k, offset, &places->k) ||
-		!place_tensor(spec, l->group_idx, l->v, offset, &places->v))
-		return false;
-	return spec->exact_tokens == 0 ||
-		(place_tensor(spec, spec->n_groups, spec->exact_k, offset, &places->exact_k) &&
-			place_tensor(spec, spec->n_groups, spec->exact_v, offset, &places->exact_v));
-}
-
-bool kv_batch_pages_bytes(const struct kv_pool_spec *spec, uint64_t *n_bytes)
-{
-	struct layer_places places;
-	uint64_t offset = 0;
-
-	for (uint32_t layer = 0; layer < spec->n_layers; layer++) {
-		if (!place_layer(spec, layer, &offset, &places))
-			return false;
-	}
-	*n_bytes = offset;
-	return true;
-}
-
-enum kv_status kv_batch_pages_init(
-	struct kv_batch_pages *pages, const struct kv_pool_spec *spec, uint8_t *base, struct kv_error *err)
-{
-	struct kv_layer_pages *layers = kv_alloc(spec->n_layers, sizeof(*layers));
-	uint64_t offset = 0;
-
-	if (!layers)
-		return kv_fail(err, KV_NO_MEMORY, "pages of %u layers", spec->n_layers);
-	KV_ASSERT((uintptr_t)base % TENSOR_ALIGN == 0);
-	for (uint32_t layer = 0; layer < spec->n_layers; layer++) {
-		struct layer_places places;
-
-		if (!place_layer(spec, layer, &offset, &places)) {
-			kv_free(layers);
-			return kv_fail(err, KV_UNSUPPORTED, "the pool's pages have more than 2^64 bytes");
-		}
-		layers[layer].k = base + places.k;
-		layers[layer].v = base + places.v;
-		if (spec->exact_tokens > 0) {
-			layers[layer].exact_k = base + places.exact_k;
-			layers[layer].exact_v = base + places.exact_v;
-		}
-		if (layer > 0) {
-			layers[layer].k_bytes_before =
-				layers[layer - 1].k_bytes_before + spec->layers[layer - 1].k->row_bytes;
-			layers[layer].v_bytes_before =
-				layers[layer - 1].v_bytes_before + spec->layers[layer - 1].v->row_bytes;
-		}
-	}
-	pages->spec = spec;
-	pages->layers = layers;
-	return KV_OK;
-}
-
-void kv_batch_pages_finish(struct kv_batch_pages *pages)
-{
-	kv_free(pages->layers);
-	memset(pages, 0, sizeof(*pages));
-}
 
 /* ---- rows ---- */
 
@@ -366,7 +273,22 @@ static struct kv_row_view view_of(const struct kv_pool_spec *spec, const struct 
 		.head_offset_bytes = (uint64_t)head * codec->row_bytes };
 }
 
-/* Query heads [first, first + n) of query row `row`, all of one KV head; false when a number is not finite.
+/* What float32 can hold; a log-sum-exp of -infinity says that there was nothing to attend to. */
+static bool are_answers(
+	const struct kv_attention_input *input, uint32_t n, const struct kv_batch_scratch *scratch)
+{
+	const bool has_tokens = input->tokens.lo < input->tokens.hi;
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (!kv_f32_is_finite(scratch->lse[i]) && (has_tokens || scratch->lse[i] > 0))
+			return false;
+	}
+	return kv_rows_are_finite(scratch->out, (size_t)n * input->v_codec->head_dim);
+}
+
+/*
+ * Query heads [first, first + n) of query row `row`, all of one KV head; false when a number of the query is
+ * not finite, or one of the answer would not be.
  */
 static bool run_queries(const struct kv_pool_spec *spec, const struct kv_decode_op *op,
 	struct kv_attention_input *input, uint32_t row, uint32_t first, uint32_t n,
@@ -389,6 +311,8 @@ static bool run_queries(const struct kv_pool_spec *spec, const struct kv_decode_
 	input->q = scratch->q;
 	input->n_queries = n;
 	kv_attention_rows(input, &options, &scratch->attention, scratch->out, scratch->lse);
+	if (!are_answers(input, n, scratch))
+		return false;
 	kv_rows_store(out_dtype, scratch->out, (size_t)n * v_dim,
 		op->out + query_idx * v_dim * kv_dtype_bytes(out_dtype));
 	if (op->lse)
@@ -423,9 +347,8 @@ bool kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_d
 		(!input->out_is_rotated || kv_row_codec_has_one_basis(layer->v));
 }
 
-/* All rows of one query item against one KV head. */
-static struct kv_finding run_decode(const struct kv_batch_pages *pages, const struct kv_decode_op *op,
-	uint32_t head, struct kv_batch_scratch *scratch)
+struct kv_finding kv_batch_run_rows(const struct kv_batch_pages *pages, const struct kv_decode_op *op,
+	uint32_t head, uint32_t row_first, uint32_t n_rows, struct kv_batch_scratch *scratch)
 {
 	const struct kv_pool_spec *spec = pages->spec;
 	const struct kv_layer_spec *layer = &spec->layers[op->layer];
@@ -434,7 +357,7 @@ static struct kv_finding run_decode(const struct kv_batch_pages *pages, const st
 
 	if (!kv_batch_decode_input(pages, op, head, &input))
 		return finding_at(op->result_idx, KV_UNSUPPORTED, op->layer, 0);
-	for (uint32_t row = 0; row < op->q_len; row++) {
+	for (uint32_t row = row_first; row < row_first + n_rows; row++) {
 		input.tokens =
 			kv_attention_range(op->n_tokens_seen, op->q_len, row, op->window, layer->sink_tokens);
 		for (uint32_t i = 0; i < n_heads; i += KV_ATTENTION_QUERIES_MAX) {
@@ -544,7 +467,8 @@ struct kv_finding kv_batch_run_task(const struct kv_batch_pages *pages, const st
 		return run_update(pages, &batch->updates[rest % batch->n_updates],
 			(uint32_t)(rest / batch->n_updates), head, scratch);
 	case KV_PHASE_DECODES:
-		return run_decode(pages, &batch->decodes[rest], head, scratch);
+		return kv_batch_run_rows(
+			pages, &batch->decodes[rest], head, 0, batch->decodes[rest].q_len, scratch);
 	case KV_PHASE_TRANSFERS:
 		return run_transfer(pages, &batch->transfers[rest % batch->n_transfers],
 			(uint32_t)(rest / batch->n_transfers), head, scratch);

@@ -63,6 +63,13 @@ struct kv_finding {
 bool kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_decode_op *op, uint32_t head,
 	struct kv_attention_input *input);
 
+/*
+ * Query rows [row_first, row_first + n_rows) of a decode on one KV head. BAD_VALUE with the row: a number of
+ * a query is not finite, or float32 cannot hold an output or log-sum-exp.
+ */
+struct kv_finding kv_batch_run_rows(const struct kv_batch_pages *pages, const struct kv_decode_op *op,
+	uint32_t head, uint32_t row_first, uint32_t n_rows, struct kv_batch_scratch *scratch);
+
 /* Number of tasks; 0 when the batch has nothing in this phase. */
 uint64_t kv_batch_n_tasks(
 	const struct kv_batch_pages *pages, const struct kv_batch *batch, enum kv_batch_phase phase);

@@ -86,9 +86,15 @@ static void collect_exact(
 	kv_fast_collect(v, scratch->slots, NULL, scratch->exact);
 }
 
-static void merge_query(
+/*
+ * False: a logit or a sum is none that float32 can hold. It shows: a logit that is not finite makes the sum
+ * of weights NaN, or 0 where there are no others.
+ */
+static bool merge_query(
 	const struct kv_fast_task *task, uint32_t query, const float *sink, struct kv_fast_scratch *scratch)
 {
+	const struct kv_attention_range range =
+		kv_fast_range_of(task->pool, task->op, kv_fast_row_of(task, query));
 	const struct kv_fast_side *v = &task->layer->v;
 	const uint32_t v_dim = task->input.v_codec->head_dim;
 	const enum kv_dtype dtype = (enum kv_dtype)task->op->out_dtype;
@@ -102,7 +108,7 @@ static void merge_query(
 		const struct kv_fast_partial *partial = kv_fast_partial_of(task, s, task->head, query);
 		const float *sums = (const float *)(const void *)(partial + 1);
 
-		if (isinf(partial->max))
+		if (isinf(partial->max) && !isnan(partial->sum))
 			continue;
 
 		const double share = exp((double)partial->max - max);
@@ -113,6 +119,8 @@ static void merge_query(
 		for (uint32_t p = 0; p < v->n_parts; p++)
 			zeros[p] += share * (double)partial->zeros[p];
 	}
+	if (isnan(sum) || (sum <= 0 && range.lo < range.hi))
+		return false;
 	memset(scratch->prepared, 0, sizeof(scratch->prepared));
 	kv_fast_collect(v, scratch->slots, zeros, scratch->prepared);
 	if (sum > 0) {
@@ -131,16 +139,25 @@ static void merge_query(
 	kv_rows_store(dtype, scratch->out, v_dim, task->op->out + place * v_dim * kv_dtype_bytes(dtype));
 	if (task->op->lse)
 		task->op->lse[place] = sum > 0 ? (float)(max + log(sum)) : sink ? *sink : -INFINITY;
+	return kv_rows_are_finite(scratch->out, v_dim);
 }
 
-static void merge(const struct kv_fast_task *task, struct kv_fast_scratch *scratch)
+/* Where float32 does not do, the scalar routine answers, or says that there is no answer. */
+static struct kv_finding merge(
+	const struct kv_fast_task *task, struct kv_fast_scratch *scratch, struct kv_batch_scratch *scalar)
 {
 	const struct kv_layer_spec *spec = &task->pool->pages->spec->layers[task->op->layer];
 	const bool has_sinks = spec->sinks && !(task->op->flags & KV_DECODE_NO_SINKS);
 
-	for (uint32_t query = 0; query < task->n_queries; query++)
-		merge_query(task, query,
-			has_sinks ? &spec->sinks[kv_fast_q_head_of(task, task->head, query)] : NULL, scratch);
+	for (uint32_t query = 0; query < task->n_queries; query++) {
+		const float *sink =
+			has_sinks ? &spec->sinks[kv_fast_q_head_of(task, task->head, query)] : NULL;
+
+		if (!merge_query(task, query, sink, scratch))
+			return kv_batch_run_rows(task->pool->pages, task->op, task->head,
+				task->item->row_first, task->item->n_rows, scalar);
+	}
+	return found(task, KV_OK, 0);
 }
 
 /* ---- running ---- */
@@ -190,10 +207,9 @@ struct kv_finding kv_fast_run_task(struct kv_fast_pool *pool, const struct kv_ba
 	if (step == KV_FAST_PREPARE)
 		return prepare(&task, is_served, fast);
 	if (is_served && batch->results[task.op->result_idx].status == KV_OK) {
-		if (step == KV_FAST_SPANS)
-			kv_fast_attend(&task, at, fast);
-		else
-			merge(&task, fast);
+		if (step != KV_FAST_SPANS)
+			return merge(&task, fast, scalar);
+		kv_fast_attend(&task, at, fast);
 	}
 	return found(&task, KV_OK, 0);
 }

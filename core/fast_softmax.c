@@ -10,11 +10,12 @@
 
 /*
  * exp(x) for x <= 0, with a relative error below 2^-22: 2^n times a polynomial of degree 6 (the Taylor terms)
- * of |r| <= ln 2 / 2. 0 where the result is below the normal numbers.
+ * of |r| <= ln 2 / 2. 0 where the result is below the normal numbers, NaN where x is.
  */
 INLINE f32_lanes exp_lanes(f32_lanes x)
 {
-	const f32_lanes clipped = greater(x, repeat_f32(-126 / LOG2_E));
+	/* In this order what is no number stays one. */
+	const f32_lanes clipped = greater(repeat_f32(-126 / LOG2_E), x);
 	const f32_lanes shifted = (f32_lanes)fma_f32(
 		(f_vector)clipped, (f_vector)repeat_f32(LOG2_E), (f_vector)repeat_f32(ROUNDING));
 	const f32_lanes n = shifted - repeat_f32(ROUNDING);

@@ -271,7 +271,9 @@ static bool weigh(const struct pass *pass, const struct step *step, uint32_t sea
 		hide_unseen(seat, step, logits);
 		max = kernels->max(logits, n);
 	}
-	if (isinf(max)) { /* below: a logit is finite */
+	if (!kv_f32_is_finite(max)) {
+		if (partial && !(max < 0)) /* a logit that float32 cannot hold */
+			partial->sum = NAN;
 		memset(logits, 0, n * sizeof(*logits));
 		return false;
 	}

@@ -20,6 +20,13 @@ struct prepare_scratch {
 	float largest[WARPS];
 };
 
+static __device__ void flag_row(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
+	const struct kvg_decode_row *row)
+{
+	atomicMin((unsigned long long *)params->flags + op->result_idx,
+		(unsigned long long)op->layer << 32 | row->row);
+}
+
 /* One warp: query `head` into q; flags it when a number is not finite. */
 static __device__ void load_query(const struct kvg_decode_params *params, const struct kvg_decode_row *row,
 	const struct kvg_decode_op *op, uint32_t q_head, float *q)
@@ -54,8 +61,7 @@ static __device__ void load_query(const struct kvg_decode_params *params, const 
 	for (uint32_t i = kvg_lane(); i < d; i += 32)
 		is_bad |= !kvg_is_finite(q[i]);
 	if (__any_sync(0xFFFFFFFFu, is_bad) && kvg_lane() == 0)
-		atomicMin((unsigned long long *)params->flags + op->result_idx,
-			(unsigned long long)op->layer << 32 | row->row);
+		flag_row(params, op, row);
 	__syncwarp();
 }
 
@@ -359,8 +365,7 @@ struct partials {
 	uint32_t stride;
 };
 
-/* What the parts of a query come to: maximum in log2 units, sum of weights, a thread's channels of the sums.
- */
+/* What the parts of a query come to: maximum in log2 units, sum of weights, sums of a thread's channels. */
 struct merged {
 	float max, sum, sums[4];
 };
@@ -553,8 +558,14 @@ static __global__ void __launch_bounds__(THREADS)
 	}
 
 	uint8_t *out = op->out + query * d * bytes;
+	const float lse = log2_sum * LN_2 + offset;
+	bool is_bad = has_tokens && !kvg_is_finite(lse); /* what float32 cannot hold is no answer */
 
 	__syncthreads();
+	for (uint32_t i = threadIdx.x; i < d; i += THREADS)
+		is_bad |= !kvg_is_finite(s.out[i]);
+	if (is_bad)
+		flag_row(&params, op, row);
 	if (((uintptr_t)out & 15u) != 0) {
 		for (uint32_t i = threadIdx.x; i < d; i += THREADS)
 			kvg_store_number(s.out[i], op->out_dtype, out + i * bytes);
@@ -567,7 +578,7 @@ static __global__ void __launch_bounds__(THREADS)
 			((uint4 *)out)[i] = ((const uint4 *)s.stored)[i];
 	}
 	if (op->lse && threadIdx.x == 0)
-		op->lse[query] = log2_sum * LN_2 + offset;
+		op->lse[query] = lse;
 }
 
 cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cudaStream_t stream)
