@@ -7,9 +7,10 @@
  *	token_bytes        stored bytes of one token: K and V rows of all KV heads and layers
  *	block_bytes        B * token_bytes
  *	context_blocks     ceil(T / B): a context takes whole blocks
- *	ring_bytes         min(context_blocks, exact_tokens / B) * B * bf16 bytes of one token: the exact
- *window context_bytes      context_blocks * block_bytes + ring_bytes fits.n_blocks      floor((M - S *
- *ring_bytes) / block_bytes), 0 where the rings alone are more than M fits.n_tokens      fits.n_blocks * B
+ *	ring_bytes         min(context_blocks, exact_tokens / B) * B * bf16 bytes of one token
+ *	context_bytes      context_blocks * block_bytes + ring_bytes
+ *	fits.n_blocks      floor((M - S * ring_bytes) / block_bytes), 0 where rings alone are more than M
+ *	fits.n_tokens      fits.n_blocks * B
  *	fits.n_sessions    floor(M / context_bytes)
  *	asked.bytes        S * context_bytes
  *	decode.read_bytes  S * T * token_bytes: a decode step of one token reads every stored row once

@@ -23,6 +23,7 @@ enum {
 	ARG_V,
 	ARG_PRESET,
 	ARG_BLOCK_SIZE,
+	ARG_EXACT_TOKENS,
 	ARG_CONTEXT,
 	ARG_SESSIONS,
 	ARG_MEMORY,
@@ -69,6 +70,12 @@ static const struct srv_arg args[N_ARGS] = {
 		.min = 16,
 		.max = 64,
 		.help = "tokens of a block: 16, 32 or 64" },
+	[ARG_EXACT_TOKENS] = { .name = "exact-tokens",
+		.kind = SRV_ARG_NUMBER,
+		.placeholder = "N",
+		.min = 1,
+		.max = UINT32_MAX,
+		.help = "exact window: so many of the newest tokens as bf16 as well, whole blocks [none]" },
 	[ARG_CONTEXT] = { .name = "context",
 		.kind = SRV_ARG_NUMBER,
 		.placeholder = "TOKENS",
@@ -171,6 +178,9 @@ static enum kv_status make_pool(const struct srv_ctl *ctl, json_t **out, struct 
 	}
 	failed |= json_object_set_new(
 		pool, "block_size", json_integer((json_int_t)ctl->values[ARG_BLOCK_SIZE].number));
+	if (ctl->values[ARG_EXACT_TOKENS].is_given)
+		failed |= json_object_set_new(
+			pool, "exact_tokens", json_integer((json_int_t)ctl->values[ARG_EXACT_TOKENS].number));
 	if (ctl->values[ARG_PRESET].is_given) {
 		failed |= json_object_set_new(pool, "preset", json_string(ctl->values[ARG_PRESET].text));
 	} else {
@@ -259,6 +269,9 @@ static void print_plan(const struct srv_ctl *ctl, const json_t *plan)
 		srv_json_real(plan, "compression"));
 	printf("block       %llu tokens, %s\n", (unsigned long long)srv_json_u64(plan, "block_size"),
 		srv_human_bytes(srv_json_u64(plan, "block_bytes"), a));
+	if (ctl->values[ARG_EXACT_TOKENS].is_given)
+		printf("exact       the newest %llu tokens of a session, as bf16 beside their blocks\n",
+			(unsigned long long)ctl->values[ARG_EXACT_TOKENS].number);
 	printf("asked       %llu sessions of %llu tokens: %s each, %s in all\n",
 		(unsigned long long)n_sessions, (unsigned long long)context_tokens,
 		srv_human_bytes(srv_json_u64(plan, "context_bytes"), a),
