@@ -137,6 +137,7 @@ static enum kv_status do_slots(struct kv_tally_step *step)
 		if (!is_open)
 			continue;
 		tally->counts.n_sessions++;
+		tally->counts.n_sessions_unsummed += how == FITS_NONE;
 		if (kv_audit_open_slot(domain, tally->slot_idx, step->err) != KV_OK ||
 			(how == FITS && kv_audit_session_sums(session, step->err) != KV_OK))
 			return kv_tally_found(step, session->handle);
@@ -284,6 +285,7 @@ static enum kv_status do_pool_sums(struct kv_tally_step *step)
 	if (how == FITS_NEXT)
 		return KV_OK;
 	step->tally->phase = TALLY_POOL;
+	step->tally->counts.n_pools_unsummed += how == FITS_NONE;
 	return how == FITS && kv_audit_pool_sums(step->tally->pool, step->err) != KV_OK
 		? kv_tally_found(step, 0)
 		: KV_OK;
@@ -296,8 +298,10 @@ static enum kv_status do_tenants(struct kv_tally_step *step)
 	if (how == FITS_NEXT)
 		return KV_OK;
 	step->tally->phase = TALLY_OVER;
-	if (how == FITS_NONE)
+	if (how == FITS_NONE) {
+		step->tally->counts.n_tenants_unsummed = step->tally->domain->tenants.n_touched - 1;
 		return KV_OK;
+	}
 	const enum kv_status status = kv_audit_tenant_sums(step->tally->domain, step->err);
 
 	return status == KV_INTERNAL ? kv_tally_found(step, 0) : status;

@@ -13,8 +13,8 @@
  *
  * Numbers of blocks by state are counted along the walk in the same way, and who pays for blocks. Other sums
  * (tokens, rows, chunks, reservations, charges) are added up within one step (tally_sums.c); what has too
- * many parts for that is left to kv_audit_domain(), which does everything at once, and so are the counts of a
- * snapshot or restore: while one runs there is no tally.
+ * many parts for that is counted and left to kv_audit_domain(), which does everything at once, and so are the
+ * counts of a snapshot or restore: while one runs there is no tally.
  */
 #ifndef CORE_TALLY_H
 #define CORE_TALLY_H
@@ -28,9 +28,10 @@ struct kv_finding {
 	uint64_t session; /* whose block or sequence it is, or whose the block was; 0: nobody's */
 	char pool[KV_POOL_NAME_BYTES_MAX + 1];
 };
-/* What was looked at. */
+/* What was looked at, and whose sums were left out, because they have more parts than a step may look at. */
 struct kv_tally_counts {
 	uint64_t n_sessions, n_sequences, n_entries, n_blocks;
+	uint64_t n_sessions_unsummed, n_pools_unsummed, n_tenants_unsummed;
 };
 
 /* Entries, blocks, sequences and slots that one step looks at, at most. */

@@ -15,6 +15,9 @@ void srv_view_audit(const struct srv_control *control, struct srv_text *text)
 	srv_text_u64(text, "n_sequences", control->audit.counts.n_sequences);
 	srv_text_u64(text, "n_table_entries", control->audit.counts.n_entries);
 	srv_text_u64(text, "n_blocks", control->audit.counts.n_blocks);
+	srv_text_u64(text, "n_sessions_unsummed", control->audit.counts.n_sessions_unsummed);
+	srv_text_u64(text, "n_pools_unsummed", control->audit.counts.n_pools_unsummed);
+	srv_text_u64(text, "n_tenants_unsummed", control->audit.counts.n_tenants_unsummed);
 	srv_text_u64(text, "duration_us", control->duration_us);
 	srv_text_close(text, '}');
 }

@@ -76,6 +76,22 @@ class Audit(unittest.TestCase):
                 load.is_over.set()
                 load.join(PATIENCE_S)
 
+    def test_sums_of_a_large_session_are_said_to_be_left_out(self):
+        """A session of more sequences than one step adds up is counted as such, and so is its pool; later it is not."""
+        with Daemon("--pool", POOL) as daemon, tqkv.Client(daemon.addr) as client, client.open("demo") as session:
+            def unsummed():
+                found = daemon.get("/v1/audit")
+                self.assertTrue(found["is_clean"], found)
+                return found["n_sessions"], found["n_sessions_unsummed"], found["n_pools_unsummed"]
+
+            for first in range(1, 4201, 200):
+                session.append_batch({i: (rows(1), rows(1)) for i in range(first, first + 200)}, layer=0)
+            self.assertEqual(unsummed(), (1, 1, 1))
+            for first in range(1, 4201, 200):
+                session.free(list(range(first, first + 200)))
+            session.append(1, layer=0, k=rows(1), v=rows(1))
+            self.assertEqual(unsummed()[:2], (1, 0))
+
     def test_audits_by_themselves(self):
         """Without being asked a daemon audits every audit_interval_ms, finds nothing, and serves on."""
         with Daemon("--pool", POOL, "--audit-interval-ms", "20") as daemon:

@@ -431,13 +431,14 @@ START_TEST(test_http_views_admin)
 {
 	control->is_passed = true;
 	control->duration_us = 12;
-	control->audit.counts = (struct kv_tally_counts){ 1, 2, 3, 4 };
+	control->audit.counts = (struct kv_tally_counts){ 1, 2, 3, 4, 5, 6, 7 };
 	srv_view_self_test(control, &text);
 	assert_json("{\"is_passed\":true,\"reason\":null,\"duration_us\":12}");
 	srv_text_finish(&text);
 	srv_view_audit(control, &text);
 	assert_json("{\"is_clean\":true,\"difference\":null,\"session\":null,\"pool\":null,\"n_sessions\":1,"
-		    "\"n_sequences\":2,\"n_table_entries\":3,\"n_blocks\":4,\"duration_us\":12}");
+		    "\"n_sequences\":2,\"n_table_entries\":3,\"n_blocks\":4,\"n_sessions_unsummed\":5,"
+		    "\"n_pools_unsummed\":6,\"n_tenants_unsummed\":7,\"duration_us\":12}");
 	srv_text_finish(&text);
 	control->is_passed = false;
 	strcpy(control->ready_reason, "known answer off");
@@ -450,7 +451,8 @@ START_TEST(test_http_views_admin)
 	assert_json("{\"is_clean\":false,\"difference\":\"block 3: 2 owners, counted 1\",\"session\":"
 		    "\"00000000000000ab\",\"pool\":\"p\",\"n_sessions\":1,\"n_sequences\":2,\"n_table_"
 		    "entries\":3,"
-		    "\"n_blocks\":4,\"duration_us\":12}");
+		    "\"n_blocks\":4,\"n_sessions_unsummed\":5,\"n_pools_unsummed\":6,"
+		    "\"n_tenants_unsummed\":7,\"duration_us\":12}");
 	srv_text_finish(&text);
 	control->gauges.n_connections = 4;
 	control->gauges.n_sessions = 3;

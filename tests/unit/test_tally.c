@@ -93,6 +93,38 @@ START_TEST(test_tally_is_cut_into_steps)
 }
 END_TEST
 
+/* What has more parts than a step may look at is counted: nothing in large steps, everything in small ones.
+ */
+START_TEST(test_tally_tells_which_sums_it_leaves_out)
+{
+	static const uint32_t sizes[] = { KV_TALLY_STEP_MAX, 1 };
+	struct kv_test_domain test;
+
+	rig_init(&test);
+	ck_assert_uint_ne(kv_tenant_make(&test.domain->tenants, 9), KV_TENANT_NOBODY);
+	for (uint32_t i = 0; i < KV_LENGTH(sizes); i++) {
+		const uint64_t n_tenants = test.domain->tenants.n_touched - 1;
+		struct kv_tally *tally = NULL;
+		struct kv_finding finding;
+		bool is_done = false;
+
+		ck_assert_uint_ge(n_tenants, 1);
+		kv_assert_ok(kv_tally_create(test.domain, &tally, NULL));
+		while (!is_done)
+			kv_assert_ok(kv_tally_step(tally, sizes[i], true, &is_done, &finding, NULL));
+
+		const struct kv_tally_counts counts = kv_tally_counts(tally);
+
+		ck_assert_uint_eq(counts.n_sessions, 2);
+		ck_assert_uint_eq(counts.n_sessions_unsummed, i == 0 ? 0 : 2);
+		ck_assert_uint_eq(counts.n_pools_unsummed, i == 0 ? 0 : 1);
+		ck_assert_uint_eq(counts.n_tenants_unsummed, i == 0 ? 0 : n_tenants);
+		kv_tally_destroy(tally);
+	}
+	kv_test_domain_finish(&test);
+}
+END_TEST
+
 /* A number that is off by one is found, whichever of those that a running audit works out, and named. */
 START_TEST(test_tally_finds_every_wrong_count)
 {
@@ -300,6 +332,7 @@ int main(void)
 	TCase *tcase = tcase_create("tally");
 
 	tcase_add_test(tcase, test_tally_is_cut_into_steps);
+	tcase_add_test(tcase, test_tally_tells_which_sums_it_leaves_out);
 	tcase_add_test(tcase, test_tally_finds_every_wrong_count);
 	tcase_add_test(tcase, test_tally_finds_every_wrong_sum);
 	tcase_add_test(tcase, test_tally_finds_wrong_table_entries);
