@@ -9,7 +9,8 @@
 #include "gpu/launch.cuh"
 #include "gpu/variants.h"
 
-#define WARPS 4u
+#define WARPS         4u
+#define BLOCKS_PER_SM 7u /* rows kernel: with eight it has too few registers, and spills */
 
 /* Rows of 16-byte pieces where the address allows it: a PCIe read costs the same for 4 bytes as for 16. */
 static __device__ void copy_in(const uint8_t *src, uint32_t n_bytes, uint8_t *row)
@@ -75,115 +76,99 @@ static __device__ void move_nibbles(
  * nibble n of selector word i is channel 16i + 8 (n >> 2) + g, of token 2c + (0, 8, 1, 9 for n & 3): the
  * order in which weights leave the scores' registers.
  */
-static __device__ __forceinline__ uint32_t *fragment_word(
-	uint8_t *indices, uint32_t d, uint32_t lane, uint32_t word)
+template <uint32_t D>
+static __device__ __forceinline__ uint32_t *fragment_word(uint8_t *indices, uint32_t lane, uint32_t word)
 {
-	const uint32_t n_first = d / 32;
+	constexpr uint32_t N_FIRST = D / 32;
 
 	return (uint32_t *)indices +
-		(word < n_first ? n_first * lane + word : 32 * n_first + d / 64 * lane + word - n_first);
+		(word < N_FIRST ? N_FIRST * lane + word : 32 * N_FIRST + D / 64 * lane + word - N_FIRST);
 }
 
-/* Where codes of a token are: selector words [selector, selector_end) of lanes, nibbles n, n + step and on.
- */
-struct fragment_places {
-	uint32_t lane, lane_step, n_lanes;
-	uint32_t selector, selector_end;
-	uint32_t nibble, nibble_step;
+/* Lane, selector word among all of the lane, nibble. */
+struct fragment_place {
+	uint32_t lane, selector, nibble;
 };
 
-static __device__ __forceinline__ struct fragment_places places_of(uint32_t d, uint32_t token, bool is_v)
+template <uint32_t D>
+static __device__ __forceinline__ struct fragment_place place_in_fragments(
+	uint32_t token, bool is_v, uint32_t channel)
 {
 	const uint32_t g = token & 7u, half = token / 8;
 
 	if (is_v)
-		return { g / 2, 4, 8, 0, d / 16, 2 * (g & 1u) + half, 4 };
-	return { 4 * g, 1, 4, d / 32 * half, d / 32 * (half + 1), 0, 1 };
+		return { 4 * (channel & 7u) + g / 2, channel / 16,
+			4 * (channel / 8 & 1u) + 2 * (g & 1u) + half };
+	return { 4 * g + channel / (D / 4), D / 32 * half + channel / 8 % (D / 32), channel & 7u };
 }
 
+/* The inverse for one token: the channel of a nibble. */
+template <uint32_t D>
 static __device__ __forceinline__ uint32_t channel_at(
-	uint32_t d, bool is_v, uint32_t lane, uint32_t selector, uint32_t nibble)
+	bool is_v, uint32_t lane, uint32_t selector, uint32_t nibble)
 {
 	return is_v ? 16 * selector + 8 * (nibble / 4) + lane / 4
-		    : d / 4 * (lane & 3u) + 8 * (selector % (d / 32)) + nibble;
+		    : D / 4 * (lane & 3u) + 8 * (selector % (D / 32)) + nibble;
 }
 
 /*
  * What a code of selector word `selector` of a set has of a nibble of word `word`. Three bits: word i has
  * selector i, and in each nibble's top bit a bit of selector 3. Two: selectors 2i, 2i + 1.
  */
-static __device__ __forceinline__ uint32_t part_of_nibble(
-	uint32_t bits, uint32_t word, uint32_t selector, uint32_t code)
+template <uint32_t BITS>
+static __device__ __forceinline__ uint32_t part_of_nibble(uint32_t word, uint32_t selector, uint32_t code)
 {
-	if (bits == 2)
+	if (BITS == 2)
 		return selector / 2 == word ? code << 2 * (selector & 1u) : 0;
 	return selector == word ? code : selector == 3 ? (code >> word & 1u) << 3 : 0;
 }
 
-static __device__ __forceinline__ uint32_t read_fragment(
-	uint8_t *indices, uint32_t d, uint32_t bits, uint32_t lane, uint32_t selector, uint32_t nibble)
+template <uint32_t D, uint32_t BITS>
+static __device__ __forceinline__ uint32_t read_fragment(uint8_t *indices, const struct fragment_place &at)
 {
-	const uint32_t first = selector / 4 * bits, shift = 4 * nibble;
+	const uint32_t first = at.selector / 4 * BITS, selector = at.selector % 4, shift = 4 * at.nibble;
 	uint32_t code = 0;
 
-	selector %= 4;
-	if (bits == 2)
-		return *fragment_word(indices, d, lane, first + selector / 2) >>
+	if (BITS == 2)
+		return *fragment_word<D>(indices, at.lane, first + selector / 2) >>
 			(shift + 2 * (selector & 1u)) &
 			3u;
 	if (selector < 3)
-		return *fragment_word(indices, d, lane, first + selector) >> shift & 7u;
+		return *fragment_word<D>(indices, at.lane, first + selector) >> shift & 7u;
 	for (uint32_t k = 0; k < 3; k++)
-		code |= (*fragment_word(indices, d, lane, first + k) >> (shift + 3) & 1u) << k;
+		code |= (*fragment_word<D>(indices, at.lane, first + k) >> (shift + 3) & 1u) << k;
 	return code;
-}
-
-static __device__ void read_fragments(
-	uint8_t *indices, const struct kvg_codec *codec, uint32_t token, bool is_v, struct kvg_row_scratch *s)
-{
-	const uint32_t d = codec->head_dim;
-	const struct fragment_places at = places_of(d, token, is_v);
-	const uint32_t n_nibbles = 8 / at.nibble_step, n_selectors = at.selector_end - at.selector;
-
-	for (uint32_t i = kvg_lane(); i < d; i += 32) {
-		const uint32_t lane = at.lane + i / (n_nibbles * n_selectors) * at.lane_step,
-			       selector = at.selector + i / n_nibbles % n_selectors,
-			       nibble = at.nibble + i % n_nibbles * at.nibble_step;
-
-		s->codes[channel_at(d, is_v, lane, selector, nibble)] =
-			(uint8_t)read_fragment(indices, d, codec->bits, lane, selector, nibble);
-	}
-	__syncwarp();
-	kvg_pack(&codec->segments[0], s->codes, s->row);
 }
 
 /*
  * A word has codes of two tokens of K (three bits at 64 channels; else of one), of four of V, which other
- * warps may write at the same time: each changes only its own bits, and nobody reads meanwhile.
+ * warps may write at the same time: each changes only its own bits, and nobody reads meanwhile. Of K the
+ * token's codes are in half of the selector words of four lanes, of V in every fourth nibble of eight lanes.
  */
-static __device__ void write_fragments(uint8_t *indices, const struct kvg_codec *codec, uint32_t token,
-	bool is_v, const struct kvg_row_scratch *s)
+template <uint32_t D, uint32_t BITS>
+static __device__ void write_fragments(
+	uint8_t *indices, uint32_t token, bool is_v, const struct kvg_row_scratch *s)
 {
-	const uint32_t d = codec->head_dim, bits = codec->bits;
-	const struct fragment_places at = places_of(d, token, is_v);
-	const uint32_t set_first = at.selector / 4, n_sets = (at.selector_end + 3) / 4 - set_first;
+	const struct fragment_place at = place_in_fragments<D>(token, is_v, 0);
+	const uint32_t n_sets = is_v ? D / 64 : 1, n_selectors = is_v ? D / 16 : D / 32;
 
-	for (uint32_t w = kvg_lane(); w < at.n_lanes * n_sets * bits; w += 32) {
-		const uint32_t word = w % bits, set = set_first + w / bits % n_sets,
-			       lane = at.lane + w / bits / n_sets * at.lane_step;
-		const uint32_t first = max(at.selector, 4 * set), end = min(at.selector_end, 4 * set + 4);
-		uint32_t *there = fragment_word(indices, d, lane, set * bits + word);
+	for (uint32_t w = kvg_lane(); w < (is_v ? 8 : 4) * n_sets * BITS; w += 32) {
+		const uint32_t word = w % BITS, rest = w / BITS, set = at.selector / 4 + rest % n_sets,
+			       lane = at.lane + (is_v ? 4 : 1) * (rest / n_sets);
+		uint32_t *there = fragment_word<D>(indices, lane, set * BITS + word);
 		uint32_t value = 0, own = 0;
 
-		for (uint32_t selector = first; selector < end; selector++) {
-			const uint32_t mask = part_of_nibble(bits, word, selector % 4, (1u << bits) - 1);
+		for (uint32_t selector = at.selector; selector < at.selector + n_selectors; selector++) {
+			const uint32_t mask = selector / 4 == set
+				? part_of_nibble<BITS>(word, selector % 4, (1u << BITS) - 1)
+				: 0;
 
-			for (uint32_t n = at.nibble; mask != 0 && n < 8; n += at.nibble_step) {
+			for (uint32_t n = at.nibble; mask != 0 && n < 8; n += is_v ? 4 : 1) {
 				const uint32_t code =
-					kvg_code_at(s->row, bits, channel_at(d, is_v, lane, selector, n));
+					kvg_code_at(s->row, BITS, channel_at<D>(is_v, lane, selector, n));
 
 				own |= mask << 4 * n;
-				value |= part_of_nibble(bits, word, selector % 4, code) << 4 * n;
+				value |= part_of_nibble<BITS>(word, selector % 4, code) << 4 * n;
 			}
 		}
 		if (own == UINT32_MAX) {
@@ -193,6 +178,20 @@ static __device__ void write_fragments(uint8_t *indices, const struct kvg_codec 
 			atomicOr(there, value);
 		}
 	}
+}
+
+template <uint32_t D, uint32_t BITS>
+static __device__ void move_fragments(uint8_t *indices, const struct kvg_codec *codec, uint32_t token,
+	bool is_v, bool is_read, struct kvg_row_scratch *s)
+{
+	if (!is_read) {
+		write_fragments<D, BITS>(indices, token, is_v, s);
+		return;
+	}
+	for (uint32_t i = kvg_lane(); i < D; i += 32)
+		s->codes[i] = (uint8_t)read_fragment<D, BITS>(indices, place_in_fragments<D>(token, is_v, i));
+	__syncwarp();
+	kvg_pack(&codec->segments[0], s->codes, s->row);
 }
 
 /* One row of K or V between shared memory and its half of a tile (KERNELS 2). */
@@ -205,10 +204,14 @@ static __device__ void move_tile_row(uint8_t *half, const struct kvg_codec *code
 
 	if (codec->bits == 4)
 		move_nibbles(half, d, token, is_v, is_read, s->row);
-	else if (is_read)
-		read_fragments(half, codec, token, is_v, s);
+	else if (codec->bits == 3 && d == 128)
+		move_fragments<128, 3>(half, codec, token, is_v, is_read, s);
+	else if (codec->bits == 3)
+		move_fragments<64, 3>(half, codec, token, is_v, is_read, s);
+	else if (d == 128)
+		move_fragments<128, 2>(half, codec, token, is_v, is_read, s);
 	else
-		write_fragments(half, codec, token, is_v, s);
+		move_fragments<64, 2>(half, codec, token, is_v, is_read, s);
 	if (kvg_lane() == 0) {
 		if (is_read)
 			*(uint32_t *)(s->row + index_bytes) = *norm;
@@ -417,7 +420,7 @@ static __device__ void do_row(const struct kvg_rows_params *params, uint64_t idx
 	__syncwarp();
 }
 
-static __global__ void __launch_bounds__(WARPS * 32)
+static __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 	rows_kernel(const __grid_constant__ struct kvg_rows_params params)
 {
 	__shared__ __align__(16) struct kvg_row_scratch scratch[WARPS];
@@ -431,7 +434,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
 cudaError_t kvg_rows_launch(const struct kvg_rows_params *params, cudaStream_t stream)
 {
 	const uint64_t wanted = (params->n_rows + WARPS - 1) / WARPS;
-	const uint32_t n_blocks = (uint32_t)(wanted < 132 * 8 ? wanted : 132 * 8);
+	const uint32_t n_blocks = (uint32_t)(wanted < 132 * BLOCKS_PER_SM ? wanted : 132 * BLOCKS_PER_SM);
 
 	if (n_blocks == 0)
 		return cudaSuccess;

@@ -13,6 +13,7 @@ WINDOW = "layers=2,q_heads=4,kv_heads=2,head_dim=64,block_size=16,blocks=128,exa
 RUNS = [("tables", TABLES, {"cpu-scalar": 1e-5, "cpu": 1e-5, "cuda": 2e-5}),
         ("exact", f"name=tq3,{WINDOW},k=tq3,v=tq3", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 5e-3}),
         ("exact", f"name=tq4,{WINDOW},k=tq4,v=tq4", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 2e-3}),
+        ("exact", f"name=tq4tq2,{WINDOW},k=tq4,v=tq2", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 3e-3}),
         ("exact", f"name=mixed,{WINDOW},k=tqp3,v=v4", {"cpu-scalar": 1e-5, "cpu": 2e-3, "cuda": 2e-5})]
 
 
