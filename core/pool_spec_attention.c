@@ -10,6 +10,9 @@
 #include "core/memory.h"
 #include "core/pool_spec_internal.h"
 
+/* In units of log2, in which a GPU has logits, float32 can still hold it. */
+#define NUMBER_MAX 1e38f
+
 /* Where a layer's value stands: the member itself, or its element. */
 struct place {
 	const json_t *value;
@@ -76,11 +79,11 @@ static enum kv_status read_positive(const struct kv_spec_reader *reader, struct 
 
 		const float number = (float)json_number_value(place.value);
 
-		if (!json_is_number(place.value) || !kv_f32_is_finite(number) || number < 0 ||
+		if (!json_is_number(place.value) || !(number >= 0 && number <= NUMBER_MAX) ||
 			(number == 0 && (!may_be_zero || json_number_value(place.value) != 0)))
 			return kv_spec_refuse(reader, place.member, place.value,
-				may_be_zero ? "0, or a number above 0 that float32 can hold"
-					    : "a number above 0 that float32 can hold");
+				may_be_zero ? "0, or a float32 number above 0 and up to 1e38"
+					    : "a float32 number above 0 and up to 1e38");
 		*of(&made->layers[l]) = number;
 	}
 	return KV_OK;
@@ -104,10 +107,10 @@ static enum kv_status read_heads(const struct kv_spec_reader *reader, const stru
 		char element[KV_MEMBER_BYTES_MAX + 16];
 
 		numbers[h] = (float)json_number_value(number);
-		if (json_is_number(number) && kv_f32_is_finite(numbers[h]))
+		if (json_is_number(number) && fabsf(numbers[h]) <= NUMBER_MAX)
 			continue;
 		snprintf(element, sizeof(element), "%s[%u]", place->member, h);
-		return kv_spec_refuse(reader, element, number, "a number that float32 can hold");
+		return kv_spec_refuse(reader, element, number, "a number from -1e38 to 1e38");
 	}
 	*out = numbers;
 	return KV_OK;

@@ -17,6 +17,7 @@ ROOT = pathlib.Path(os.environ["KV_SOURCE_ROOT"])
 CAPTURE = next((ROOT / "tests/golden/captures").glob("*.safetensors"))
 DEMO = "name=demo,layers=2,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,blocks=64"
 EXACT = "name=exact,layers=2,q_heads=4,kv_heads=2,head_dim=32,k=f32,v=f32,block_size=16,blocks=64"
+FAKE_GPU = "tests/gpu/tqkvd_fake_gpu"  # not in every build: the CUDA backend, its kernels on fibers
 BINARY = (BUILD / "server/tqkvd").read_bytes()
 IS_SANITIZED = b"__asan_init" in BINARY or b"__tsan_init" in BINARY
 # Sanitizers make everything slower; waits are bounds, not measurements.

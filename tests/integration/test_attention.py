@@ -9,7 +9,7 @@ import unittest
 
 import numpy as np
 import tqkv
-from daemon import IS_SANITIZED, Daemon
+from daemon import BUILD, FAKE_GPU, IS_SANITIZED, Daemon
 from rows_case import EXACT, attention_row, distance
 from tqkv import Status
 
@@ -50,7 +50,7 @@ def of_layer(options, layer):
 class Attention(unittest.TestCase):
     """On the scalar backend; below the same on the fast one."""
 
-    backend, bound = "cpu-scalar", EXACT
+    backend, bound, program = "cpu-scalar", EXACT, "server/tqkvd"
 
     @classmethod
     def setUpClass(cls):
@@ -58,8 +58,8 @@ class Attention(unittest.TestCase):
         config = os.path.join(cls.folder.name, "tqkvd.json")
         with open(config, "w") as file:
             json.dump({"pools": [pool(name, **options) for name, options in OPTIONS.items()]}, file)
-        cls.daemon = Daemon("--config", config, "--backend", cls.backend)
-        cls.other = Daemon("--config", config, "--backend", cls.backend)
+        cls.daemon = Daemon("--config", config, "--backend", cls.backend, program=cls.program)
+        cls.other = Daemon("--config", config, "--backend", cls.backend, program=cls.program)
         seed = random.randrange(1 << 32)
         print(f"seed {seed}")
         cls.rng = np.random.default_rng(seed)
@@ -205,6 +205,13 @@ class FastAttention(Attention):
     """core/DESIGN.md, Fast decodes: at most 2e-3."""
 
     backend, bound = "cpu", 2e-3
+
+
+@unittest.skipUnless((BUILD / FAKE_GPU).exists(), "built with sanitizers, or without a C++ compiler")
+class FakeGpuAttention(Attention):
+    """The CUDA backend with its kernels on fibers; gpu/KERNELS.md has the bounds."""
+
+    backend, bound, program = "cuda", 2e-5, FAKE_GPU
 
 
 if __name__ == "__main__":

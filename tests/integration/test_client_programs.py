@@ -4,9 +4,8 @@ import os
 import subprocess
 import unittest
 
-from daemon import BUILD, PATIENCE_S, Daemon
+from daemon import BUILD, FAKE_GPU, PATIENCE_S, Daemon
 
-FAKE_GPU = "tests/gpu/tqkvd_fake_gpu"
 TABLES = "name=tables,layers=2,q_heads=6,kv_heads=2,k_head_dim=48,v_head_dim=32,k=f32,v=f32,block_size=16,blocks=32"
 WINDOW = "layers=2,q_heads=4,kv_heads=2,head_dim=64,block_size=16,blocks=128,exact_tokens=48,exact_blocks=16"
 # What is rounded: float64 sums; 16-bit tables; float32 sums, and tiles in integers or float16 tables.

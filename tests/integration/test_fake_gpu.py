@@ -11,19 +11,17 @@ import urllib.error
 
 import test_tiers
 import tqkv
-from daemon import BUILD, DEMO, PATIENCE_S, Daemon
-
-PROGRAM = "tests/gpu/tqkvd_fake_gpu"
+from daemon import BUILD, DEMO, FAKE_GPU, PATIENCE_S, Daemon
 
 
-@unittest.skipUnless((BUILD / PROGRAM).exists(), "built with sanitizers, or without a C++ compiler")
+@unittest.skipUnless((BUILD / FAKE_GPU).exists(), "built with sanitizers, or without a C++ compiler")
 class FakeGpu(test_tiers.ThereAndBack, unittest.TestCase):
     def daemon(self, *args, pool=DEMO):
-        return Daemon("--backend", "cuda", "--pool", pool, *args, program=PROGRAM)
+        return Daemon("--backend", "cuda", "--pool", pool, *args, program=FAKE_GPU)
 
     def test_rows_through_the_daemon(self):
         """It says what it runs on, its self-test passes, and steps come back whole."""
-        with Daemon("--backend", "cuda", "--pool", DEMO, program=PROGRAM) as daemon:
+        with Daemon("--backend", "cuda", "--pool", DEMO, program=FAKE_GPU) as daemon:
             self.assertIn("fake device", daemon.log())
             daemon.ctl("bench", "step", "--context", "20", "--count", "10", "--rounds", "1")
             self.assertEqual(daemon.stop(), 0)
@@ -49,7 +47,7 @@ class FakeGpu(test_tiers.ThereAndBack, unittest.TestCase):
 
     def test_readers_behind_an_append_that_is_not_done(self):
         """FAILURES K12 with the CUDA backend's order of work: DECODE, FORK, SPILL and snapshots find the newest rows."""
-        done = subprocess.run([sys.executable, pathlib.Path(__file__).parents[1] / "gpu/race.py", BUILD / PROGRAM,
+        done = subprocess.run([sys.executable, pathlib.Path(__file__).parents[1] / "gpu/race.py", BUILD / FAKE_GPU,
                                "--backend", "cuda", "--rounds", "50"], capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertRegex(done.stdout, r"^ok +50 rounds .* 1 restored")
@@ -64,7 +62,7 @@ class FakeGpu(test_tiers.ThereAndBack, unittest.TestCase):
                 before = [part.tobytes() for part in session.read(1, layers=1)]
                 outputs = test_tiers.output(session, 1)
                 self.assertEqual(daemon.stop(), 0)
-            for backend, program in (("cpu-scalar", "server/tqkvd"), ("cuda", PROGRAM)):
+            for backend, program in (("cpu-scalar", "server/tqkvd"), ("cuda", FAKE_GPU)):
                 with self.subTest(backend=backend), \
                         Daemon("--backend", backend, "--pool", DEMO, *drained, program=program) as daemon, \
                         tqkv.Client(daemon.addr) as client:
@@ -76,7 +74,7 @@ class FakeGpu(test_tiers.ThereAndBack, unittest.TestCase):
 
     def test_more_than_the_device_has(self):
         """W12: what was wanted and what is free, in bytes, and exit code 3."""
-        done = subprocess.run([BUILD / PROGRAM, "--backend", "cuda", "--listen", "tcp:127.0.0.1:0", "--http", "off",
+        done = subprocess.run([BUILD / FAKE_GPU, "--backend", "cuda", "--listen", "tcp:127.0.0.1:0", "--http", "off",
                                "--memory", "100GiB"], capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual(done.returncode, 3)
         self.assertIn(f"{100 << 30} bytes wanted, {64 << 30} bytes of device memory are free", done.stderr)
@@ -84,7 +82,7 @@ class FakeGpu(test_tiers.ThereAndBack, unittest.TestCase):
     def test_lost_device_ends_the_process(self):
         """M5: an error of the driver makes it not ready, and it exits with 4 so that whoever started it starts it again."""
         env = dict(os.environ, TQKV_FAKE_CUDA_FAIL="3")
-        with Daemon("--backend", "cuda", "--self-test-interval-ms", "600000", program=PROGRAM, env=env) as daemon:
+        with Daemon("--backend", "cuda", "--self-test-interval-ms", "600000", program=FAKE_GPU, env=env) as daemon:
             codes = {200}
             while daemon.process.poll() is None:
                 try:

@@ -9,11 +9,11 @@ import unittest
 import numpy as np
 
 import tqkv
-from daemon import BUILD, DEMO, Daemon
+from daemon import BUILD, DEMO, FAKE_GPU, Daemon
 
 COUNTER = BUILD / "tests/alloc_counter.so"
 # The CUDA backend's host control runs with its kernels on fibers, which take longer.
-BACKENDS = [("cpu-scalar", "server/tqkvd", 100), ("cpu", "server/tqkvd", 100), ("cuda", "tests/gpu/tqkvd_fake_gpu", 20)]
+BACKENDS = [("cpu-scalar", "server/tqkvd", 100), ("cpu", "server/tqkvd", 100), ("cuda", FAKE_GPU, 20)]
 
 
 class Heap(unittest.TestCase):

@@ -9,7 +9,7 @@ import unittest
 
 import numpy as np
 import tqkv
-from daemon import PATIENCE_S, Daemon
+from daemon import BUILD, FAKE_GPU, PATIENCE_S, Daemon
 from rows_case import EXACT, attention_row, distance
 from tqkv import Status
 
@@ -28,7 +28,7 @@ MOST_BLOCKS = [(window + 15 + CHUNK + 15) // 16 + 2 + 1 for window in (40, 100)]
 class Windows(unittest.TestCase):
     """On the scalar backend; below the same on the fast one."""
 
-    backend, bound = "cpu-scalar", EXACT
+    backend, bound, program = "cpu-scalar", EXACT, "server/tqkvd"
 
     def setUp(self):
         self.rng = np.random.default_rng(13)
@@ -36,7 +36,8 @@ class Windows(unittest.TestCase):
         config = os.path.join(self.folder.name, "tqkvd.json")
         with open(config, "w") as file:
             json.dump({"pools": [POOL]}, file)
-        self.daemon = Daemon("--config", config, "--backend", self.backend, "--host-tier-bytes", "4MiB")
+        self.daemon = Daemon("--config", config, "--backend", self.backend, "--host-tier-bytes", "4MiB",
+                             program=self.program)
         self.addCleanup(self.stop)
         # Per sequence [stored, exact] of [K, V] of [layers, tokens, ..]: the rows as they are read.
         self.kept = {}
@@ -163,6 +164,13 @@ class FastWindows(Windows):
     """core/DESIGN.md, Fast decodes: at most 2e-3."""
 
     backend, bound = "cpu", 2e-3
+
+
+@unittest.skipUnless((BUILD / FAKE_GPU).exists(), "built with sanitizers, or without a C++ compiler")
+class FakeGpuWindows(Windows):
+    """The CUDA backend with its kernels on fibers; gpu/KERNELS.md has the bounds."""
+
+    backend, bound, program = "cuda", 2e-3, FAKE_GPU
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ static inline json_t *random_numbers(uint64_t *seed, uint32_t n, double size)
 	return numbers;
 }
 
+/* Now and then the largest that there may be. */
+static inline double random_or_most(uint64_t *seed, double usual)
+{
+	return !random_one_of(seed, 30) ? usual : usual < 0 ? -1e38 : 1e38;
+}
+
 static inline const char *random_format(uint64_t *seed)
 {
 	return random_one_of(seed, 3) ? "tq4" : kv_format_at(random_below(seed, kv_format_count()))->name;
@@ -147,7 +153,9 @@ static inline json_t *random_sink_tokens(const struct random_pool *pool)
 
 static inline json_t *random_softcap(const struct random_pool *pool)
 {
-	return json_real(random_one_of(pool->seed, 4) ? 0 : 2.5 + 2 * random_unit(pool->seed));
+	return json_real(random_one_of(pool->seed, 4)
+			? 0
+			: random_or_most(pool->seed, 2.5 + 2 * random_unit(pool->seed)));
 }
 
 /* About what keeps logits as spread as the default does. */
@@ -158,7 +166,12 @@ static inline json_t *random_scale(const struct random_pool *pool)
 
 static inline json_t *random_sinks(const struct random_pool *pool)
 {
-	return random_numbers(pool->seed, pool->q_heads, 4);
+	json_t *numbers = random_numbers(pool->seed, pool->q_heads, 4);
+
+	for (uint32_t h = 0; h < pool->q_heads; h++)
+		json_array_set_new(numbers, h,
+			json_real(random_or_most(pool->seed, json_number_value(json_array_get(numbers, h)))));
+	return numbers;
 }
 
 static inline json_t *random_alibi(const struct random_pool *pool)

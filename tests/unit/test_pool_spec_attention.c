@@ -130,11 +130,11 @@ static const struct {
 	{ "\"sink_tokens\":4", "sink_tokens 4: expected a window beside it, else no token ever leaves" },
 	{ "\"window\":[8,0,8],\"sink_tokens\":[1,1,1]",
 		"sink_tokens[1] 1: expected 0 where the layer has no window, which no token leaves" },
-	{ "\"softcap\":-1", "softcap -1: expected 0, or a number above 0 that float32 can hold" },
-	{ "\"softcap\":1e-60", "softcap 1e-60: expected 0, or a number above 0 that float32 can hold" },
+	{ "\"softcap\":-1", "softcap -1: expected 0, or a float32 number above 0 and up to 1e38" },
+	{ "\"softcap\":1e-60", "softcap 1e-60: expected 0, or a float32 number above 0 and up to 1e38" },
 	{ "\"softcap\":[1,1e39,1]",
-		"softcap[1] 1e+39: expected 0, or a number above 0 that float32 can hold" },
-	{ "\"scale\":[1,0,1]", "scale[1] 0: expected a number above 0 that float32 can hold" },
+		"softcap[1] 1e+39: expected 0, or a float32 number above 0 and up to 1e38" },
+	{ "\"scale\":[1,0,1]", "scale[1] 0: expected a float32 number above 0 and up to 1e38" },
 	{ "\"scale\":[1]",
 		"scale is an array: expected one value, or an array with one for each of 3 layers" },
 	{ "\"sinks\":1", "sinks 1: expected an array of numbers, or of such arrays" },
@@ -145,8 +145,10 @@ static const struct {
 	{ "\"sinks\":[[1,2],[3],null]",
 		"sinks[1] is an array: expected an array of 2 numbers, one per query head" },
 	{ "\"sinks\":[[1,2],[3,4],5]", "sinks[2] 5: expected an array of 2 numbers, one per query head" },
-	{ "\"alibi\":[1,\"2\"]", "alibi[1] \"2\": expected a number that float32 can hold" },
-	{ "\"alibi\":[[1,2],[1,1e39],null]", "alibi[1][1] 1e+39: expected a number that float32 can hold" },
+	{ "\"alibi\":[1,\"2\"]", "alibi[1] \"2\": expected a number from -1e38 to 1e38" },
+	{ "\"sinks\":[1,-3e38]", "sinks[1] -3e+38: expected a number from -1e38 to 1e38" },
+	{ "\"scale\":2e38", "scale 2e+38: expected a float32 number above 0 and up to 1e38" },
+	{ "\"alibi\":[[1,2],[1,1e39],null]", "alibi[1][1] 1e+39: expected a number from -1e38 to 1e38" },
 };
 
 /* Every refusal says which member, which layer, what was found and what was expected. */
