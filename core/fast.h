@@ -37,6 +37,8 @@
 #define KV_FAST_V_TABLE_MAX 2047
 #define KV_FAST_WEIGHT_MAX  32767
 #define KV_FAST_K_SUM_MAX   (INT32_MAX / KV_FAST_K_TABLE_MAX)
+/* Of a table of V whose sums are 16 bits wide: weights of KV_FAST_BLOCK_TOKENS add up to 2^15 at most. */
+#define KV_FAST_SHORT_TABLE_MAX 32767
 _Static_assert(
 	(uint64_t)KV_FAST_BLOCK_TOKENS *KV_FAST_V_TABLE_MAX *KV_FAST_WEIGHT_MAX <= INT32_MAX, "sums fit");
 
@@ -68,6 +70,7 @@ struct kv_fast_part {
 	enum kv_dtype number;
 	bool is_value;         /* a code is its own value */
 	bool is_shifted;       /* in the order in which shifts take codes, or bf16, out of words */
+	bool has_short_sums;   /* of V: products are rounded and summed up in 16 bits */
 	const int16_t *table;  /* [256], entries repeated every 2^bits; value = entry * table_scale */
 	const uint8_t *halved; /* [KV_FAST_HALVED_BYTES] of codebooks of more than 4 bits, else NULL */
 	float table_scale;
@@ -123,6 +126,8 @@ struct kv_fast_kernels {
 	 */
 	bool (*takes_shifted)(bool is_v, uint32_t bits, uint32_t n);
 	uint32_t (*code_of_slot)(bool is_v, uint32_t bits, uint32_t n, uint32_t slot);
+	/* The same for short sums; NULL: this set has none. */
+	uint32_t (*code_of_short_slot)(uint32_t n, uint32_t slot);
 	/* products[query * stride + token] for all KV_FAST_BLOCK_TOKENS places; n_queries 1, 2 or 4. */
 	void (*score)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 		const struct kv_fast_query *queries, uint32_t n_queries, float *products, uint32_t stride);

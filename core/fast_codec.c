@@ -87,7 +87,8 @@ static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 	for (uint32_t s = 0; s < part->n_slots; s++) {
 		const uint32_t channel = !part->is_shifted ? s
 			: part->kind == KV_FAST_NUMBERS    ? number_of_slot(kernels->words, s)
-							: kernels->code_of_slot(is_v, part->bits, part->n, s);
+			: part->has_short_sums             ? kernels->code_of_short_slot(part->n, s)
+					       : kernels->code_of_slot(is_v, part->bits, part->n, s);
 
 		side->prepared_of[part->slot + s] = channel < part->n
 			? (uint16_t)(segment->prepared_idx + first + channel)
@@ -122,8 +123,16 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->offset = segment->offset + first * segment->bits / 8;
 	part->table = side->tables[segment_idx];
 	part->is_shifted = kernels->takes_shifted(is_v, part->bits, part->n);
-	part->table_scale = round_table(
-		segment, is_v ? KV_FAST_V_TABLE_MAX : KV_FAST_K_TABLE_MAX, side->tables[segment_idx]);
+	/* A codebook's segment is one part, so this table is for no other one. */
+	part->has_short_sums = is_v && kernels->code_of_short_slot && part->bits == 4 && part->is_shifted &&
+		segment->codebook && part->n == segment->n_channels;
+	part->table_scale = round_table(segment,
+		part->has_short_sums ? KV_FAST_SHORT_TABLE_MAX
+			: is_v       ? KV_FAST_V_TABLE_MAX
+				     : KV_FAST_K_TABLE_MAX,
+		side->tables[segment_idx]);
+	if (part->has_short_sums)
+		part->table_scale *= 1u << 15; /* products are rounded to multiples of it */
 	if (part->bits == 1 && (!is_v || kernels->has_sums_of_bits)) {
 		KV_ASSERT(part->table[0] == -part->table[1]);
 		part->kind = KV_FAST_BITS;

@@ -298,6 +298,13 @@ static uint32_t code_of_slot_of_set(bool is_v, uint32_t bits, uint32_t n, uint32
 	return code_of_slot(is_v, bits, n, slot);
 }
 
+#if HAS_SHORT_SUMS
+static uint32_t code_of_short_slot_of_set(uint32_t n, uint32_t slot)
+{
+	return code_of_short_slot(n, slot);
+}
+#endif
+
 extern const struct kv_fast_kernels OF_SET(kv_fast_kernels);
 const struct kv_fast_kernels OF_SET(kv_fast_kernels) = {
 	.name = TEXT(KV_FAST_SET),
@@ -306,6 +313,9 @@ const struct kv_fast_kernels OF_SET(kv_fast_kernels) = {
 	.has_sums_of_bits = HAS_SUMS_OF_BITS,
 	.takes_shifted = takes_shifted_of_set,
 	.code_of_slot = code_of_slot_of_set,
+#if HAS_SHORT_SUMS
+	.code_of_short_slot = code_of_short_slot_of_set,
+#endif
 	.score = score,
 	.accumulate = OF_SET(kv_fast_accumulate),
 	.max = OF_SET(kv_fast_max),

@@ -78,13 +78,12 @@ INLINE void dot_pair(const struct lookup *lookup, const __m256i *factors, struct
 	struct row_pair next, uint32_t n_blocks, const uint32_t n_queries, struct asking *asking,
 	__m256i *words, __m256i values[2], __m256i *sums)
 {
-	for (uint32_t block = 0; block < n_blocks; block++) {
-		const bool is_last = block + 1 == n_blocks;
-		const struct row_pair from = is_last ? next : pair;
+	ask(asking);
+	for (uint32_t block = 1; block <= n_blocks; block++) {
 		const __m256i upper = upper_nibbles(*words);
 
-		ask(asking);
-		*words = words_of_rows(from.rows, is_last ? 0 : (block + 1) * 2 * KV_FAST_ROW_WORDS);
+		*words = block < n_blocks ? words_of_rows(pair.rows, block * 2 * KV_FAST_ROW_WORDS)
+					  : words_of_rows(next.rows, 0);
 		multiply_and_expand(lookup, upper, factors, n_queries, values, sums);
 		multiply_and_expand(lookup, _mm256_and_si256(*words, NIBBLES_MASK), factors + 2 * n_queries,
 			n_queries, values, sums);
@@ -129,7 +128,7 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 {
 	const struct lookup lookup = load_lookup(part, 4);
 	const uint32_t n_blocks = part->n_slots / (4 * KV_FAST_ROW_WORDS), n_pairs = 4 / n_queries;
-	struct asking asking = begin_asking(part, rows, 0, TOKENS / 2 * n_blocks);
+	struct asking asking = begin_asking(part, rows, 0, TOKENS / 2);
 	struct row_pair pair = pair_at(part, rows, 0);
 	__m256i factors[KV_HEAD_DIM_MAX / KV_FAST_ROW_WORDS * KV_FAST_QUERIES_MAX];
 	__m256i words = words_of_rows(pair.rows, 0), values[2];

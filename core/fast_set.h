@@ -30,6 +30,10 @@ float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max);
 void OF_SET(kv_fast_bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
 void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor);
 
+/* core/fast_short_sums.c: weighted sums of a part that has short ones, as kv_fast_accumulate() adds them. */
+void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const float *scaled, uint32_t n_queries, float *const *sums);
+
 /* core/fast_bits.c: scores as dots[query * TOKENS + token], weighted sums as kv_fast_accumulate() adds them.
  */
 void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,

@@ -299,6 +299,12 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 					to + t);
 			}
 		}
+#if HAS_SHORT_SUMS
+		if (part->has_short_sums) {
+			OF_SET(kv_fast_sum_short)(part, rows, scaled, n_queries, sums);
+			continue;
+		}
+#endif
 #if HAS_SUMS_OF_BITS
 		if (part->kind == KV_FAST_BITS) {
 			OF_SET(kv_fast_sum_bits)(part, rows, scaled, n_queries, sums);

@@ -67,7 +67,7 @@ INLINE void store_f32(f32_lanes vector, float *to)
 
 INLINE f32_lanes repeat_f32(float value)
 {
-	return (f32_lanes){ 0 } + value;
+	return value - (f32_lanes){ 0 }; /* a difference, because a sum would have to turn -0 into 0 */
 }
 
 #endif

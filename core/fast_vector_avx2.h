@@ -258,6 +258,7 @@ INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_
 /* 1 bit: an index is a byte each of 32 rows or channels; a table is sixteen low bytes, then the high ones. */
 #define HAS_SPLIT_TABLES 1
 #define HAS_SUMS_OF_BITS 1
+#define HAS_SHORT_SUMS   1
 #define GROUPS_OF_INDEX  1u
 #define SUMS_AT_ONCE     128u /* channels of a weighted sum */
 
@@ -283,6 +284,22 @@ INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot
 	const uint32_t byte = !is_v ? vector % 2 * 8 + lane : lane / 4 * 8 + vector % 2 * 4 + lane % 4;
 
 	return slot / 32 * 32 + byte * 2 + vector / 2;
+}
+
+/* Blocks of 64 codes, then one of 32: see core/fast_short_sums.c. */
+INLINE uint32_t code_of_short_slot(uint32_t n, uint32_t slot)
+{
+	const uint32_t first = slot / 64 * 64, at = slot - first, lane = slot % 8;
+
+	if (first + 64 <= n) {
+		/* Register 0 has bytes [0, 8) and [16, 24), register 1 the others; even words before odd
+		 * ones. */
+		const uint32_t word = lane * 2 + at / 8 % 2;
+		const uint32_t byte = word / 8 * 16 + at / 16 % 2 * 8 + word % 8;
+
+		return first + byte * 2 + at / 32;
+	}
+	return first + (at / 8 % 2 * 8 + lane) * 2 + at / 16;
 }
 
 /* ---- 1 bit: indices of four bits each ---- */

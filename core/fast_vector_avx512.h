@@ -162,6 +162,7 @@ INLINE __m512i shift_down(__m512i words, const uint32_t n)
  */
 #define HAS_SPLIT_TABLES 0
 #define HAS_SUMS_OF_BITS 0
+#define HAS_SHORT_SUMS   0
 #define GROUPS_OF_INDEX  4u
 
 /* Scores take 16 bytes of a row at once, sums four registers. */
