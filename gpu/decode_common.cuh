@@ -12,6 +12,7 @@
 #include "gpu/device_asm.cuh"
 #include "gpu/kernels.h"
 #include "gpu/launch.cuh"
+#include "gpu/variants.h"
 
 namespace tiles
 {
@@ -372,7 +373,12 @@ template <class Kernel> static cudaError_t load_walk()
 	}                                                                      \
 	extern "C" cudaError_t kvg_tiles_load_##name(void)                     \
 	{                                                                      \
-		return tiles::load_walk<tiles::__VA_ARGS__>();                 \
+		using variant = tiles::__VA_ARGS__;                            \
+		static_assert(variant::HEADS == kvg_listed_heads_##name &&     \
+				variant::TOKENS == kvg_listed_tokens_##name && \
+				variant::BLOCKS == kvg_listed_blocks_##name,   \
+			"as variants.h lists it");                             \
+		return tiles::load_walk<variant>();                            \
 	}
 
 #endif

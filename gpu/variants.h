@@ -35,6 +35,16 @@ extern "C" {
 KVG_TILES_VARIANTS(KVG_TILES_DECLARE)
 #undef KVG_TILES_DECLARE
 
+/* What the list says of each, for the file that builds it. */
+#define KVG_TILES_LISTED(name, dim, k_bits, v_bits, heads, tokens, blocks, idle) \
+	enum {                                                                   \
+		kvg_listed_heads_##name = heads,                                 \
+		kvg_listed_tokens_##name = tokens,                               \
+		kvg_listed_blocks_##name = blocks                                \
+	};
+KVG_TILES_VARIANTS(KVG_TILES_LISTED)
+#undef KVG_TILES_LISTED
+
 /* Loading functions of the other translation units. */
 cudaError_t kvg_batch_load(void);
 cudaError_t kvg_rows_load(void);
