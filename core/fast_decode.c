@@ -86,9 +86,19 @@ static void collect_exact(
 	kv_fast_collect(v, scratch->slots, NULL, scratch->exact);
 }
 
+/* What the query's slope gives the token from which spans count distances. */
+static double favour_of(
+	const struct kv_fast_task *task, uint32_t query, const struct kv_attention_range *tokens)
+{
+	const struct kv_layer_spec *spec = &task->pool->pages->spec->layers[task->op->layer];
+	const float slope = spec->alibi ? spec->alibi[kv_fast_q_head_of(task, task->head, query)] : 0;
+
+	return (double)slope * (double)(kv_fast_favoured(tokens, slope) - (int64_t)tokens->hi + 1);
+}
+
 /*
- * False: a logit or a sum is none that float32 can hold. It shows: a logit that is not finite makes the sum
- * of weights NaN, or 0 where there are no others.
+ * False: a logit, a sum or the result is none that float32 can hold. It shows: a logit that is not finite
+ * makes the sum of weights NaN, or 0 where there are no others.
  */
 static bool merge_query(
 	const struct kv_fast_task *task, uint32_t query, const float *sink, struct kv_fast_scratch *scratch)
@@ -127,6 +137,8 @@ static bool merge_query(
 		if (kv_fast_has_exact(task))
 			collect_exact(task, query, max, scratch);
 
+		max += favour_of(task, query, &range); /* a sink has no distance */
+
 		const double factor = kv_attention_close(sink, &max, &sum);
 
 		kv_attention_finish(&task->input, scratch->prepared, factor, scratch->out);
@@ -137,9 +149,12 @@ static bool merge_query(
 		memset(scratch->out, 0, v_dim * sizeof(*scratch->out));
 	}
 	kv_rows_store(dtype, scratch->out, v_dim, task->op->out + place * v_dim * kv_dtype_bytes(dtype));
+
+	const float lse = sum > 0 ? (float)(max + log(sum)) : sink ? *sink : -INFINITY;
+
 	if (task->op->lse)
-		task->op->lse[place] = sum > 0 ? (float)(max + log(sum)) : sink ? *sink : -INFINITY;
-	return kv_rows_are_finite(scratch->out, v_dim);
+		task->op->lse[place] = lse;
+	return kv_rows_are_finite(scratch->out, v_dim) && (sum <= 0 || kv_f32_is_finite(lse));
 }
 
 /* Where float32 does not do, the scalar routine answers, or says that there is no answer. */

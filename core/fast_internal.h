@@ -176,6 +176,17 @@ static inline struct kv_attention_range kv_fast_range_of(
 		pool->pages->spec->layers[op->layer].sink_tokens);
 }
 
+/*
+ * The token that a slope favours among those that are seen. In spans distances are counted from it, so the
+ * logits that matter are near those without a slope, whatever float32 makes of the others.
+ */
+static inline int64_t kv_fast_favoured(const struct kv_attention_range *tokens, float slope)
+{
+	if (slope < 0)
+		return tokens->first_hi > 0 ? 0 : tokens->lo;
+	return (int64_t)tokens->hi - 1;
+}
+
 /* core/fast_span.c: all KV heads of one span, each query's result into its partial. task->head is 0. */
 void kv_fast_attend(const struct kv_fast_task *task, uint32_t span, struct kv_fast_scratch *scratch);
 

@@ -267,7 +267,7 @@ static bool weigh(const struct pass *pass, const struct step *step, uint32_t sea
 
 		if (seat->offset != 0 || softcap > 0 || seat->slope != 0)
 			kernels->bend(logits, n, seat->offset, softcap, seat->slope,
-				(float)((int64_t)step->begin - (int64_t)seat->tokens.hi + 1));
+				(float)((int64_t)step->begin - kv_fast_favoured(&seat->tokens, seat->slope)));
 		hide_unseen(seat, step, logits);
 		max = kernels->max(logits, n);
 	}
