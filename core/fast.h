@@ -22,7 +22,9 @@
 #include "core/format.h"
 
 #define KV_FAST_SLACK_BYTES  64u
-#define KV_FAST_BLOCK_TOKENS 32u /* whose weights share a scale; no table of a pool splits 16 of them */
+#define KV_FAST_STEP_TOKENS  128u /* of one call */
+#define KV_FAST_BLOCK_TOKENS 32u  /* that are worked on together */
+#define KV_FAST_RUN_TOKENS   16u  /* lie in one block of every pool, one after the other */
 #define KV_FAST_PARTS_MAX    8u
 #define KV_FAST_SLOTS_MAX    2048u /* prepared_dim, padded, with the tables of 1-bit codes */
 #define KV_FAST_BITS_STEP    64u   /* 1-bit codes of a row whose sums stay within 16 bits */
@@ -31,16 +33,21 @@
 #define KV_FAST_SLOT_NONE    UINT16_MAX
 /*
  * Greatest magnitudes. A table of K meets queries whose sum of magnitudes is bounded by KV_FAST_K_SUM_MAX, a
- * table of V meets KV_FAST_BLOCK_TOKENS weights of at most KV_FAST_WEIGHT_MAX: no sum reaches 2^31.
+ * table of V meets weights whose sum is bounded by KV_FAST_V_SUM_MAX: no sum reaches 2^31.
  */
 #define KV_FAST_K_TABLE_MAX 4095
 #define KV_FAST_V_TABLE_MAX 2047
 #define KV_FAST_WEIGHT_MAX  32767
 #define KV_FAST_K_SUM_MAX   (INT32_MAX / KV_FAST_K_TABLE_MAX)
+#define KV_FAST_V_SUM_MAX   (INT32_MAX / KV_FAST_V_TABLE_MAX)
 /* Of a table of V whose sums are 16 bits wide: weights of KV_FAST_BLOCK_TOKENS add up to 2^15 at most. */
 #define KV_FAST_SHORT_TABLE_MAX 32767
-_Static_assert(
-	(uint64_t)KV_FAST_BLOCK_TOKENS *KV_FAST_V_TABLE_MAX *KV_FAST_WEIGHT_MAX <= INT32_MAX, "sums fit");
+_Static_assert(KV_FAST_BLOCK_TOKENS *KV_FAST_WEIGHT_MAX <= KV_FAST_V_SUM_MAX, "sums of a block fit");
+/*
+ * Weights of a step share a unit unless one of them is more than this part of their sum; then those of a
+ * block do. Either way rounding costs at most KV_FAST_BLOCK_TOKENS / 2 / KV_FAST_WEIGHT_MAX of the sum.
+ */
+#define KV_FAST_SHARE_MAX (1.0f * KV_FAST_BLOCK_TOKENS / KV_FAST_STEP_TOKENS)
 
 /*
  * A table of more than 16 entries for sets that look up bytes in 16: its upper half, of which the lower one
@@ -103,16 +110,22 @@ struct kv_fast_query {
 
 /* Memory that will be read soon: kernels ask for it on their way, a line now and then. */
 struct kv_fast_ahead {
-	const uint8_t *from;
-	uint64_t n_bytes;
-	uint32_t n_slots; /* of the side whose kernel asks, which goes through its parts; n_bytes 0: any */
+	const uint8_t *runs[KV_FAST_STEP_TOKENS / KV_FAST_RUN_TOKENS]; /* one after the other; NULL: none */
+	uint64_t run_bytes;
+	uint64_t from;       /* where the share of this call begins */
+	uint64_t slot_bytes; /* times 256, of it for a block of rows and a slot of the side whose kernel asks
+			      */
 };
 
-/* Rows of up to KV_FAST_BLOCK_TOKENS tokens; places beyond n_rows hold a row, too, whose results nobody uses.
+/*
+ * Rows of up to KV_FAST_STEP_TOKENS tokens; places beyond n_rows, up to a multiple of KV_FAST_BLOCK_TOKENS,
+ * hold a row, too, whose results nobody uses.
  */
 struct kv_fast_rows {
-	const uint8_t *rows[KV_FAST_BLOCK_TOKENS];
+	const uint8_t *rows[KV_FAST_STEP_TOKENS];
 	uint32_t n_rows;
+	uint32_t offset;    /* of the row behind each of these pointers */
+	uint32_t row_bytes; /* what the next call takes begins behind the row */
 	struct kv_fast_ahead ahead;
 };
 
@@ -128,16 +141,17 @@ struct kv_fast_kernels {
 	uint32_t (*code_of_slot)(bool is_v, uint32_t bits, uint32_t n, uint32_t slot);
 	/* The same for short sums; NULL: this set has none. */
 	uint32_t (*code_of_short_slot)(uint32_t n, uint32_t slot);
-	/* products[query * stride + token] for all KV_FAST_BLOCK_TOKENS places; n_queries 1, 2 or 4. */
+	/* products[query * KV_FAST_STEP_TOKENS + token] for all places that hold rows; n_queries 1, 2 or 4.
+	 */
 	void (*score)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
-		const struct kv_fast_query *queries, uint32_t n_queries, float *products, uint32_t stride);
+		const struct kv_fast_query *queries, uint32_t n_queries, float *products);
 	/*
-	 * sums[query][slot] += sum over tokens of weights[query * stride + token] * row; weights are at least
-	 * 0, and 0 beyond n_rows. n_queries 1, 2 or 4. zeros[query][part] += the same sum of the zeros.
+	 * sums[query][slot] += sum over tokens of weights[query * KV_FAST_STEP_TOKENS + token] * row; weights
+	 * are at least 0, and 0 beyond n_rows. n_queries 1, 2 or 4. zeros[query][part] += the same sum of the
+	 * zeros.
 	 */
 	void (*accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
-		const float *weights, uint32_t stride, uint32_t n_queries, float *const *sums,
-		float *const *zeros);
+		const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros);
 	/* max of n values (a multiple of 16), -infinity among them. */
 	float (*max)(const float *values, uint32_t n);
 	/* values[i] = exp(values[i] - max), 0 for -infinity; returns the sum. n a multiple of 16. */
@@ -146,6 +160,8 @@ struct kv_fast_kernels {
 	void (*bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
 	/* values[i] *= factor */
 	void (*scale)(float *values, uint32_t n, float factor);
+	/* sums[i] += factor * values[i] */
+	void (*add)(double *sums, const float *values, uint32_t n, double factor);
 };
 
 /* The best set that this build has and this processor runs; NULL: none. TQKV_INSTRUCTION_SET may name a

@@ -9,15 +9,16 @@
 #define GROUPS_OF_TOKENS (TOKENS / 4)
 
 void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, uint32_t n_queries, float *dots)
+	uint32_t block_first, const struct kv_fast_query *queries, uint32_t n_queries, float *dots)
 {
-	struct asking asking = begin_asking(part, rows, 0, n_queries * part->n / 16);
+	struct asking asking =
+		begin_asking(part, rows, block_first, 0, part->n_slots, n_queries * part->n / 16);
 
 	for (uint32_t first = 0; first < part->n; first += KV_FAST_BITS_STEP) {
 		const uint32_t n = part->n - first < KV_FAST_BITS_STEP ? part->n - first : KV_FAST_BITS_STEP;
 		i_vector indices[KV_FAST_BITS_STEP / GROUPS_OF_INDEX / 4];
 
-		indices_of_rows(rows->rows, part->offset + first / 8, indices);
+		indices_of_rows(rows->rows + block_first, part->offset + first / 8, indices);
 		for (uint32_t q = 0; q < n_queries; q++) {
 			const int16_t *table = queries[q].codes + part->slot + (size_t)first * 4;
 			i_vector sums[N_SUMS] = { 0 };
@@ -31,7 +32,7 @@ void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_f
 			}
 			UNROLL
 			for (uint32_t i = 0; i < TOKENS / LANES; i++) {
-				float *to = dots + (size_t)q * TOKENS + (size_t)i * LANES;
+				float *to = dots + (size_t)q * STEP + block_first + (size_t)i * LANES;
 				const f32_lanes sum = f32_of_sums(sums, i);
 
 				store_f32(first == 0 ? sum : load_f32(to) + sum, to);
@@ -102,19 +103,20 @@ INLINE void sum_weights(const float *values, struct sums_of_weights *weights)
 }
 
 void OF_SET(kv_fast_sum_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const float *scaled, uint32_t n_queries, float *const *sums)
+	uint32_t block_first, const float *scaled, uint32_t n_queries, float *const *sums)
 {
 	struct sums_of_weights weights[KV_FAST_QUERIES_MAX];
-	struct asking asking = begin_asking(part, rows, 0, n_queries * part->n_slots / 32);
+	struct asking asking =
+		begin_asking(part, rows, block_first, 0, part->n_slots, n_queries * part->n_slots / 32);
 
 	for (uint32_t q = 0; q < n_queries; q++)
-		sum_weights(scaled + (size_t)q * TOKENS, &weights[q]);
+		sum_weights(scaled + (size_t)q * STEP + block_first, &weights[q]);
 	for (uint32_t first = 0; first < part->n_slots; first += SUMS_AT_ONCE) {
 		const uint32_t n =
 			part->n_slots - first < SUMS_AT_ONCE ? part->n_slots - first : SUMS_AT_ONCE;
 		i_vector indices[SUMS_AT_ONCE / 32][GROUPS_OF_TOKENS / GROUPS_OF_INDEX];
 
-		indices_of_tokens(rows->rows, part, first, n / 32, indices);
+		indices_of_tokens(rows->rows + block_first, part, first, n / 32, indices);
 		for (uint32_t q = 0; q < n_queries; q++) {
 			/* Plus where the bit is set, else minus: twice the former, less all. */
 			const f32_lanes twice = repeat_f32(2 * weights[q].unit),

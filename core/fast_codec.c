@@ -7,6 +7,8 @@
 
 /* E4M3 is read as float16 with another bias of the exponent. */
 #define E4M3_FACTOR 256.0f
+/* Adding and taking it away rounds to a whole number, as lrintf() does, but for many at once. */
+#define ROUNDING 0x1.8p23f
 
 static struct kv_fast_field field_at(
 	const struct kv_row_codec *codec, bool is_there, uint8_t field_idx, uint32_t i)
@@ -174,8 +176,10 @@ static float round_slots(const float *values, uint32_t n, int16_t *codes)
 	float largest = 0, sum = 0;
 
 	for (uint32_t s = 0; s < n; s++) {
-		largest = fmaxf(largest, fabsf(values[s]));
-		sum += fabsf(values[s]);
+		const float size = fabsf(values[s]);
+
+		largest = size > largest ? size : largest;
+		sum += size;
 	}
 	if (!(largest > 0)) {
 		memset(codes, 0, n * sizeof(*codes));
@@ -185,8 +189,12 @@ static float round_slots(const float *values, uint32_t n, int16_t *codes)
 	const float by_sum = sum / ((float)KV_FAST_K_SUM_MAX - (float)n), by_largest = largest / 32767.0f;
 	const float unit = by_sum > by_largest ? by_sum : by_largest;
 
-	for (uint32_t s = 0; s < n; s++)
-		codes[s] = (int16_t)lrintf(fmaxf(-32767.0f, fminf(32767.0f, values[s] / unit)));
+	for (uint32_t s = 0; s < n; s++) {
+		float value = values[s] / unit;
+
+		value = value < -32767.0f ? -32767.0f : value > 32767.0f ? 32767.0f : value;
+		codes[s] = (int16_t)(int32_t)((value + ROUNDING) - ROUNDING);
+	}
 	return unit;
 }
 

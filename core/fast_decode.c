@@ -79,8 +79,7 @@ static void collect_exact(
 
 		const double share = exp((double)partial->max - max);
 
-		for (uint32_t n = 0; n < v->n_slots; n++)
-			scratch->slots[n] += share * (double)sums[n];
+		task->pool->kernels->add(scratch->slots, sums, v->n_slots, share);
 	}
 	memset(scratch->exact, 0, sizeof(scratch->exact));
 	kv_fast_collect(v, scratch->slots, NULL, scratch->exact);
@@ -124,8 +123,7 @@ static bool merge_query(
 		const double share = exp((double)partial->max - max);
 
 		sum += share * (double)partial->sum;
-		for (uint32_t n = 0; n < v->n_slots; n++)
-			scratch->slots[n] += share * (double)sums[n];
+		task->pool->kernels->add(scratch->slots, sums, v->n_slots, share);
 		for (uint32_t p = 0; p < v->n_parts; p++)
 			zeros[p] += share * (double)partial->zeros[p];
 	}

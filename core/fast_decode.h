@@ -5,9 +5,10 @@
  *
  * Tokens are divided into pieces of KV_FAST_PIECE_TOKENS at multiples of it; a span is a run of pieces, as
  * long as makes at most KV_FAST_SPANS_MAX of them, and is gone through in steps of KV_FAST_STEP_TOKENS at
- * multiples of it, each with a maximum of its own that joins the running one. So what is computed, and in
- * which order, follows from the item alone: the same bits in any company and with any number of threads.
- * Where the exact window begins within a step, the step ends there and another one begins.
+ * multiples of it, or a quarter or half as many where rows are long, each with a maximum of its own that
+ * joins the running one. So what is computed, and in which order, follows from the item alone: the same bits
+ * in any company and with any number of threads. Where the exact window begins within a step, the step ends
+ * there and another one begins.
  *
  * The tasks of one step may run in any order and on any threads, each with a scratch of its own.
  */
@@ -18,7 +19,6 @@
 #include "core/fast.h"
 
 #define KV_FAST_PIECE_TOKENS 512u
-#define KV_FAST_STEP_TOKENS  128u
 #define KV_FAST_SPANS_MAX    64u
 #define KV_FAST_SEATS_MAX    128u /* queries that go through a span together */
 

@@ -7,7 +7,7 @@
  */
 #include "core/fast_set.h"
 
-/* dots[query * TOKENS + row] of n_queries queries and LANES / n_queries rows from `first` on. */
+/* dots[query * STEP + row] of n_queries queries and LANES / n_queries rows from `first` on. */
 INLINE void store_dots(f_vector sums, uint32_t first, const uint32_t n_queries, float *dots)
 {
 	const uint32_t n_rows = LANES / n_queries;
@@ -16,7 +16,7 @@ INLINE void store_dots(f_vector sums, uint32_t first, const uint32_t n_queries, 
 	memcpy(lanes, &sums, sizeof(lanes));
 	UNROLL
 	for (uint32_t q = 0; q < n_queries; q++)
-		memcpy(dots + (size_t)q * TOKENS + first, lanes + (size_t)q * n_rows, n_rows * sizeof(*dots));
+		memcpy(dots + (size_t)q * STEP + first, lanes + (size_t)q * n_rows, n_rows * sizeof(*dots));
 }
 
 /* Adds the products of register v of the queries with `values` of n_rows rows. */
@@ -42,18 +42,20 @@ INLINE void add_products(const struct kv_fast_part *part, const struct kv_fast_q
  * stand in a register, each shift of them gives two codes, and these meet two numbers of a query.
  */
 INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
-	const bool is_value, float *dots)
+	uint32_t block_first, const struct kv_fast_query *queries, const uint32_t n_queries,
+	const uint32_t bits, const bool is_value, float *dots)
 {
 	enum { N_GROUPS = TOKENS / LANES };
 	const struct lookup lookup = load_lookup(part, bits);
 	const uint32_t n_turns = n_queries == 1 ? 2 : 1; /* sums in turn: a product takes four cycles */
-	const uint32_t per_word = 16 / bits;
+	const uint32_t per_word = 16 / bits, n_blocks = part->n_slots * bits / 128;
 	i_vector sums[N_GROUPS][2 * KV_FAST_QUERIES_MAX] = { 0 };
-	const uint8_t *const *from = rows->rows;
-	struct asking asking = begin_asking(part, rows, 0, part->n_slots * bits / 32);
+	const uint8_t *const *from = rows->rows + block_first;
+	struct asking asking =
+		begin_asking(part, rows, block_first, 0, part->n_slots, part->n_slots * bits / 32);
+	struct touching touching = begin_touching(part, rows, block_first, part->n_slots * bits / 32);
 
-	for (uint32_t block = 0; block < part->n_slots * bits / 128; block++) {
+	for (uint32_t block = 0; block < n_blocks; block++) {
 		i_vector quads[N_GROUPS][4];
 
 		FORGET(from);
@@ -64,8 +66,10 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 		for (uint32_t i = 0; i < 4 * per_word; i++) {
 			i_vector values[N_GROUPS];
 
-			if (i % per_word == 0)
+			if (i % per_word == 0) {
 				ask(&asking);
+				touch(&touching);
+			}
 			UNROLL
 			for (uint32_t g = 0; g < N_GROUPS; g++) {
 				const i_vector codes =
@@ -93,7 +97,8 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 				? sums[g][q * 2]
 				: (i_vector)((i32_lanes)sums[g][q * 2] + (i32_lanes)sums[g][q * 2 + 1]);
 
-			store_f32((f32_lanes)to_f32(sum), dots + (size_t)q * TOKENS + (size_t)g * LANES);
+			store_f32((f32_lanes)to_f32(sum),
+				dots + (size_t)q * STEP + block_first + (size_t)g * LANES);
 		}
 	}
 }
@@ -125,15 +130,16 @@ INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lo
 	}
 }
 
-INLINE void dot_codes(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+INLINE void dot_codes(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
 	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
 	const bool is_value, float *dots)
 {
 	const struct lookup lookup = load_lookup(part, bits);
-	struct asking asking =
-		begin_asking(part, rows, 0, TOKENS * n_queries / LANES * part->n_slots / WORDS);
+	struct asking asking = begin_asking(part, rows, block_first, 0, part->n_slots,
+		TOKENS * n_queries / LANES * part->n_slots / WORDS);
 
-	for (uint32_t first = 0; first < rows->n_rows; first += LANES / n_queries) {
+	for (uint32_t first = block_first; first < end_of_block(rows, block_first);
+		first += LANES / n_queries) {
 		i_vector sums[LANES] = { 0 };
 
 		dot_natural(
@@ -164,14 +170,14 @@ INLINE void add_numbers(const struct kv_fast_part *part, const uint8_t *const ro
 }
 
 INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, const uint32_t n_queries, const enum kv_dtype number,
-	const bool is_shifted, float *dots)
+	uint32_t block_first, const struct kv_fast_query *queries, const uint32_t n_queries,
+	const enum kv_dtype number, const bool is_shifted, float *dots)
 {
 	const uint32_t n_rows = LANES / n_queries, n_vectors = is_shifted ? 2 : 1;
-	struct asking asking =
-		begin_asking(part, rows, 0, TOKENS / n_rows * part->n_slots / (n_vectors * LANES));
+	struct asking asking = begin_asking(part, rows, block_first, 0, part->n_slots,
+		TOKENS / n_rows * part->n_slots / (n_vectors * LANES));
 
-	for (uint32_t first = 0; first < rows->n_rows; first += n_rows) {
+	for (uint32_t first = block_first; first < end_of_block(rows, block_first); first += n_rows) {
 		f_vector sums[LANES] = { 0 };
 
 		for (uint32_t i = 0; i < part->n_slots; i += n_vectors * LANES) {
@@ -185,25 +191,25 @@ INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 	}
 }
 
-INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
 	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
 {
 /* Bits that no set takes in shifted order. */
-#define DOT(bits) dot_codes(part, rows, queries, n_queries, bits, false, dots)
-#define DOT_EITHER(bits, is_value)                                                            \
-	(part->is_shifted ? dot_shifted(part, rows, queries, n_queries, bits, is_value, dots) \
-			  : dot_codes(part, rows, queries, n_queries, bits, is_value, dots))
+#define DOT(bits) dot_codes(part, rows, block_first, queries, n_queries, bits, false, dots)
+#define DOT_EITHER(bits, is_value)                                                                         \
+	(part->is_shifted ? dot_shifted(part, rows, block_first, queries, n_queries, bits, is_value, dots) \
+			  : dot_codes(part, rows, block_first, queries, n_queries, bits, is_value, dots))
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F32, false, dots);
+			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_F32, false, dots);
 		else if (part->number == KV_DTYPE_F16)
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_F16, false, dots);
+			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_F16, false, dots);
 		else if (part->is_shifted)
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_BF16, true, dots);
+			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_BF16, true, dots);
 		else if (part->number == KV_DTYPE_BF16)
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_BF16, false, dots);
+			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_BF16, false, dots);
 		else
-			dot_numbers(part, rows, queries, n_queries, KV_DTYPE_NONE, false, dots);
+			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_NONE, false, dots);
 		return;
 	}
 	switch (part->bits) {
@@ -236,46 +242,49 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 #undef DOT
 }
 
-static void dot_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+static void dot_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
 	const struct kv_fast_query *queries, float *dots)
 {
-	dot_part(part, rows, queries, 1, dots);
+	dot_part(part, rows, block_first, queries, 1, dots);
 }
 
-static void dot_part_2(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+static void dot_part_2(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
 	const struct kv_fast_query *queries, float *dots)
 {
-	dot_part(part, rows, queries, 2, dots);
+	dot_part(part, rows, block_first, queries, 2, dots);
 }
 
-static void dot_part_4(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+static void dot_part_4(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
 	const struct kv_fast_query *queries, float *dots)
 {
-	dot_part(part, rows, queries, 4, dots);
+	dot_part(part, rows, block_first, queries, 4, dots);
 }
 
 static void score(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, uint32_t n_queries, float *products, uint32_t stride)
+	const struct kv_fast_query *queries, uint32_t n_queries, float *products)
 {
-	_Alignas(64) float dots[KV_FAST_QUERIES_MAX * TOKENS];
-	struct fields fields = { 0 };
+	_Alignas(64) float dots[KV_FAST_QUERIES_MAX * STEP];
+	const uint32_t n = n_places(rows);
+	struct fields fields;
 
 	for (uint32_t p = 0; p < side->n_parts; p++) {
-		const struct kv_fast_part *part = &side->parts[p];
+		const struct kv_fast_part moved = part_of_rows(&side->parts[p], rows), *part = &moved;
 
-		/* First, because what is stored in small pieces can be loaded as a whole only a while later.
-		 */
+		for (uint32_t first = 0; first < n; first += TOKENS) {
+			if (part->kind == KV_FAST_BITS)
+				OF_SET(kv_fast_dot_bits)(part, rows, first, queries, n_queries, dots);
+			else
+				(n_queries == 1 ? dot_part_1
+						: n_queries == 2
+						? dot_part_2
+						: dot_part_4)(part, rows, first, queries, dots);
+		}
+		/* Last, when rows are in the first-level cache. */
 		load_fields(part, rows, &fields);
-		if (part->kind == KV_FAST_BITS)
-			OF_SET(kv_fast_dot_bits)(part, rows, queries, n_queries, dots);
-		else
-			(n_queries == 1                  ? dot_part_1
-					: n_queries == 2 ? dot_part_2
-							 : dot_part_4)(part, rows, queries, dots);
 		for (uint32_t q = 0; q < n_queries; q++) {
-			for (uint32_t t = 0; t < TOKENS; t += LANES) {
-				float *to = products + (size_t)q * stride + t;
-				f32_lanes sum = load_f32(dots + (size_t)q * TOKENS + t) *
+			for (uint32_t t = 0; t < n; t += LANES) {
+				float *to = products + (size_t)q * STEP + t;
+				f32_lanes sum = load_f32(dots + (size_t)q * STEP + t) *
 					repeat_f32(queries[q].units[p]);
 
 				if (fields.has_scale)
@@ -322,4 +331,5 @@ const struct kv_fast_kernels OF_SET(kv_fast_kernels) = {
 	.exp_sum = OF_SET(kv_fast_exp_sum),
 	.bend = OF_SET(kv_fast_bend),
 	.scale = OF_SET(kv_fast_scale),
+	.add = OF_SET(kv_fast_add),
 };

@@ -61,11 +61,10 @@ struct row_pair {
 	const uint8_t *rows[2];
 };
 
-INLINE struct row_pair pair_at(
-	const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t pair)
+INLINE struct row_pair pair_at(const struct kv_fast_part *part, const uint8_t *const rows[], uint32_t pair)
 {
 	/* Rows r and r + 4, so that sums of eight rows are put in order within halves of registers. */
-	const uint8_t *const *from = rows->rows + pair / 4 * 8 + pair % 4;
+	const uint8_t *const *from = rows + pair / 4 * 8 + pair % 4;
 
 	return (struct row_pair){ { from[0] + part->offset, from[4] + part->offset } };
 }
@@ -76,12 +75,13 @@ INLINE struct row_pair pair_at(
  */
 INLINE void dot_pair(const struct lookup *lookup, const __m256i *factors, struct row_pair pair,
 	struct row_pair next, uint32_t n_blocks, const uint32_t n_queries, struct asking *asking,
-	__m256i *words, __m256i values[2], __m256i *sums)
+	struct touching *touching, __m256i *words, __m256i values[2], __m256i *sums)
 {
 	ask(asking);
 	for (uint32_t block = 1; block <= n_blocks; block++) {
 		const __m256i upper = upper_nibbles(*words);
 
+		touch(touching);
 		*words = block < n_blocks ? words_of_rows(pair.rows, block * 2 * KV_FAST_ROW_WORDS)
 					  : words_of_rows(next.rows, 0);
 		multiply_and_expand(lookup, upper, factors, n_queries, values, sums);
@@ -118,18 +118,20 @@ INLINE void store_quads(const __m256i *quads, uint32_t first, const uint32_t n_q
 	}
 	UNROLL
 	for (uint32_t q = 0; q < n_queries; q++)
-		_mm256_storeu_ps(dots + (size_t)q * TOKENS + first, out[q]);
+		_mm256_storeu_ps(dots + (size_t)q * STEP + first, out[q]);
 }
 
 /* Four registers of sums, of so many queries and pairs of rows, are finished together. */
 INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
-	const bool is_value, float *dots)
+	uint32_t block_first, const struct kv_fast_query *queries, const uint32_t n_queries,
+	const uint32_t bits, const bool is_value, float *dots)
 {
 	const struct lookup lookup = load_lookup(part, 4);
 	const uint32_t n_blocks = part->n_slots / (4 * KV_FAST_ROW_WORDS), n_pairs = 4 / n_queries;
-	struct asking asking = begin_asking(part, rows, 0, TOKENS / 2);
-	struct row_pair pair = pair_at(part, rows, 0);
+	const uint8_t *const *from = rows->rows + block_first;
+	struct asking asking = begin_asking(part, rows, block_first, 0, part->n_slots, TOKENS / 2);
+	struct touching touching = begin_touching(part, rows, block_first, TOKENS / 2 * n_blocks);
+	struct row_pair pair = pair_at(part, from, 0);
 	__m256i factors[KV_HEAD_DIM_MAX / KV_FAST_ROW_WORDS * KV_FAST_QUERIES_MAX];
 	__m256i words = words_of_rows(pair.rows, 0), values[2];
 	uint32_t next = 1;
@@ -143,7 +145,7 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 				repeat_words(queries[q].codes + part->slot + (size_t)v * KV_FAST_ROW_WORDS);
 	}
 	expand_codes(&lookup, _mm256_and_si256(words, NIBBLES_MASK), values);
-	for (uint32_t first = 0; first < rows->n_rows; first += 8) {
+	for (uint32_t first = block_first; first < end_of_block(rows, block_first); first += 8) {
 		__m256i quads[KV_FAST_QUERIES_MAX];
 
 		for (uint32_t s = 0; s < n_queries; s++) {
@@ -151,10 +153,10 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 
 			UNROLL
 			for (uint32_t p = 0; p < n_pairs; p++) {
-				const struct row_pair after = pair_at(part, rows, next++ % (TOKENS / 2));
+				const struct row_pair after = pair_at(part, from, next++ % (TOKENS / 2));
 
-				dot_pair(&lookup, factors, pair, after, n_blocks, n_queries, &asking, &words,
-					values, sums + (size_t)p * n_queries);
+				dot_pair(&lookup, factors, pair, after, n_blocks, n_queries, &asking,
+					&touching, &words, values, sums + (size_t)p * n_queries);
 				pair = after;
 			}
 			quads[s] = add_lanes_of_rows(sums);

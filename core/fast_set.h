@@ -18,28 +18,39 @@
 #define TEXT_AGAIN(set)  #set
 
 #define TOKENS KV_FAST_BLOCK_TOKENS
+#define STEP   KV_FAST_STEP_TOKENS
 /* Sixteen registers do not hold sums beside what taking these codes apart needs: their values go to memory.
  */
 #define TAKES_CODES_APART_FIRST (LANES == 8)
 
 /* Slots of struct kv_fast_kernels. */
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
-	const float *weights, uint32_t stride, uint32_t n_queries, float *const *sums, float *const *zeros);
+	const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros);
 float OF_SET(kv_fast_max)(const float *values, uint32_t n);
 float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max);
 void OF_SET(kv_fast_bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
 void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor);
+void OF_SET(kv_fast_add)(double *sums, const float *values, uint32_t n, double factor);
 
-/* core/fast_short_sums.c: weighted sums of a part that has short ones, as kv_fast_accumulate() adds them. */
+/* core/fast_short_sums.c: weighted sums of a part that has short ones and the block of rows at `first`,
+ * as kv_fast_accumulate() adds them. */
 void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const float *scaled, uint32_t n_queries, float *const *sums);
+	uint32_t first, const float *scaled, uint32_t n_queries, float *const *sums);
 
-/* core/fast_bits.c: scores as dots[query * TOKENS + token], weighted sums as kv_fast_accumulate() adds them.
+/*
+ * core/fast_bits.c, of the block of rows at `first`: scores as dots[query * STEP + token], weighted sums as
+ * kv_fast_accumulate() adds them.
  */
 void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct kv_fast_query *queries, uint32_t n_queries, float *dots);
+	uint32_t first, const struct kv_fast_query *queries, uint32_t n_queries, float *dots);
 void OF_SET(kv_fast_sum_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const float *scaled, uint32_t n_queries, float *const *sums);
+	uint32_t first, const float *scaled, uint32_t n_queries, float *const *sums);
+
+/* Places that hold a row. */
+INLINE uint32_t n_places(const struct kv_fast_rows *rows)
+{
+	return (rows->n_rows + TOKENS - 1) / TOKENS * TOKENS;
+}
 
 /* ---- what comes next ---- */
 
@@ -48,34 +59,101 @@ void OF_SET(kv_fast_sum_bits)(const struct kv_fast_part *part, const struct kv_f
  * are asked for one by one, as evenly as a kernel can.
  */
 struct asking {
-	const uint8_t *at, *until;
-	uint64_t step;
+	const uint8_t *at;
+	uint32_t step,
+		n_lines; /* of a turn; some lines are asked for twice, as guessing wrong takes longer */
 };
 
-/* The part's share of it, in n_turns steps, from the turn on that begins with the part's slot `slot`. */
-INLINE struct asking begin_asking(
-	const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t slot, uint32_t n_turns)
+/*
+ * The share of slots [slot, + n_slots) of the part and the block of rows at `first`, in n_turns steps. Where
+ * that is more than one run they mostly lie one after the other; else some of it is not asked for.
+ */
+INLINE struct asking begin_asking(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	uint32_t first, uint32_t slot, uint32_t n_slots, uint32_t n_turns)
 {
 	const struct kv_fast_ahead *ahead = &rows->ahead;
-	struct asking asking = { ahead->from, ahead->from, 0 };
+	uint64_t at = ahead->from;
+	uint32_t run = 0;
 
-	if (ahead->n_bytes == 0)
-		return asking;
-	asking.step = ahead->n_bytes * part->n_slots / (ahead->n_slots * (uint64_t)n_turns);
-	if (part->slot + slot > 0)
-		asking.at = asking.until =
-			ahead->from + ahead->n_bytes * (part->slot + slot) / ahead->n_slots;
-	return asking;
+	at += ((uint64_t)(part->slot + slot) * (n_places(rows) / TOKENS) +
+		      (uint64_t)n_slots * (first / TOKENS)) *
+		ahead->slot_bytes / 256;
+	for (; run + 1 < STEP / KV_FAST_RUN_TOKENS && at >= ahead->run_bytes; run++)
+		at -= ahead->run_bytes;
+	if (!ahead->runs[run])
+		return (struct asking){ NULL, 0, 0 };
+
+	const uint32_t step = (uint32_t)(n_slots * ahead->slot_bytes / 256 / n_turns);
+
+	return (struct asking){ ahead->runs[run] + at, step, (step + 63) / 64 };
 }
 
 INLINE void ask(struct asking *asking)
 {
-	asking->until += asking->step;
-	for (; asking->at < asking->until; asking->at += 64)
-		__builtin_prefetch(asking->at, 0, 2);
+	for (uint32_t i = 0; i < asking->n_lines; i++)
+		__builtin_prefetch(asking->at + (size_t)i * 64, 0, 2);
+	asking->at += asking->step;
+}
+
+/*
+ * Rows of the next call are in the second-level cache, one here and one there: on their way to them, kernels
+ * bring them into the first level, as evenly.
+ */
+struct touching {
+	const uint8_t *const *rows;
+	uint32_t offset, row_bytes, row, due, step; /* due, step: rows, times 64 */
+};
+
+/* Longer rows would not stay there. */
+#define TOUCHED_BYTES_MAX 160u
+
+INLINE struct touching begin_touching(
+	const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t first, uint32_t n_turns)
+{
+	const bool is_due = part->slot == 0 && rows->row_bytes <= TOUCHED_BYTES_MAX;
+
+	return (struct touching){ .rows = rows->rows + first,
+		.offset = rows->offset + rows->row_bytes,
+		.row_bytes = rows->row_bytes,
+		.step = is_due ? TOKENS * 64 / n_turns : 0 };
+}
+
+INLINE void touch(struct touching *touching)
+{
+	touching->due += touching->step;
+	for (; touching->row * 64 < touching->due; touching->row++) {
+		const uint8_t *row = touching->rows[touching->row] + touching->offset;
+
+		for (uint32_t at = 0; at < touching->row_bytes; at += 64)
+			__builtin_prefetch(row + at);
+	}
+}
+
+/* Scales of a step are read before everything else. */
+INLINE void touch_field(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t t)
+{
+	__builtin_prefetch(rows->rows[t] + rows->row_bytes + part->scale.offset);
 }
 
 /* ---- rows ---- */
+
+/* A part as it lies behind the pointers of `rows`. */
+INLINE struct kv_fast_part part_of_rows(const struct kv_fast_part *part, const struct kv_fast_rows *rows)
+{
+	struct kv_fast_part moved = *part;
+
+	moved.offset += rows->offset;
+	moved.scale.offset += rows->offset;
+	moved.zero.offset += rows->offset;
+	moved.outer.offset += rows->offset;
+	return moved;
+}
+
+/* End of the block at `first`, without places that only hold some row. */
+INLINE uint32_t end_of_block(const struct kv_fast_rows *rows, uint32_t first)
+{
+	return rows->n_rows < first + TOKENS ? rows->n_rows : first + TOKENS;
+}
 
 /* LANES numbers from slot i on. */
 INLINE f_vector numbers_of(
@@ -102,13 +180,13 @@ INLINE float f32_at(const uint8_t *from)
 	return value;
 }
 
-INLINE void load_field(const struct kv_fast_rows *rows, const struct kv_fast_field *field, float out[TOKENS])
+/* Of all places that hold rows. */
+INLINE void load_field(const struct kv_fast_rows *rows, const struct kv_fast_field *field, float out[STEP])
 {
 	if (field->kind == KV_FAST_FIELD_F32) {
 		/* Put together in registers: what is stored in small pieces can be loaded as a whole only
 		 * later. */
-		UNROLL
-		for (uint32_t t = 0; t < TOKENS; t += LANES) {
+		for (uint32_t t = 0; t < n_places(rows); t += LANES) {
 			__m128 quads[LANES / 4];
 
 			UNROLL
@@ -122,31 +200,32 @@ INLINE void load_field(const struct kv_fast_rows *rows, const struct kv_fast_fie
 			store_f32((f32_lanes)join_quads(quads), out + t);
 		}
 	} else {
-		uint16_t halves[TOKENS];
+		uint16_t halves[STEP];
+		const uint32_t n = n_places(rows);
 
-		for (uint32_t t = 0; t < TOKENS; t++)
+		for (uint32_t t = 0; t < n; t++)
 			memcpy(&halves[t], rows->rows[t] + field->offset, sizeof(halves[t]));
-		for (uint32_t t = 0; t < TOKENS; t += LANES)
+		for (uint32_t t = 0; t < n; t += LANES)
 			store_f32((f32_lanes)f16_to_f32(halves + t), out + t);
 	}
 }
 
 /* A part's scale and zero of every row, both times the outer scale. */
 struct fields {
-	_Alignas(64) float scale[TOKENS], zero[TOKENS];
+	_Alignas(64) float scale[STEP], zero[STEP];
 	bool has_scale, has_zero;
 };
 
-INLINE void multiply(float *values, const float *factors)
+INLINE void multiply(float *values, const float *factors, uint32_t n)
 {
-	for (uint32_t t = 0; t < TOKENS; t += LANES)
+	for (uint32_t t = 0; t < n; t += LANES)
 		store_f32(load_f32(values + t) * load_f32(factors + t), values + t);
 }
 
 static inline void load_fields(
 	const struct kv_fast_part *part, const struct kv_fast_rows *rows, struct fields *fields)
 {
-	float outer[TOKENS];
+	float outer[STEP];
 
 	fields->has_scale = part->scale.kind != KV_FAST_FIELD_NONE;
 	fields->has_zero = part->zero.kind != KV_FAST_FIELD_NONE;
@@ -158,11 +237,11 @@ static inline void load_fields(
 		return;
 	load_field(rows, &part->outer, outer);
 	if (fields->has_scale)
-		multiply(fields->scale, outer);
+		multiply(fields->scale, outer, n_places(rows));
 	else
 		memcpy(fields->scale, outer, sizeof(outer));
 	if (fields->has_zero)
-		multiply(fields->zero, outer);
+		multiply(fields->zero, outer, n_places(rows));
 	fields->has_scale = true;
 }
 

@@ -104,20 +104,20 @@ INLINE void add_to(float *to, __m256i wide, float unit)
 }
 
 /* Half `half` of the codes of 64 channels: four registers of slots. */
-INLINE void sum_rows(const struct lookup *lookup, const struct kv_fast_rows *rows, uint32_t offset,
-	const struct weights *weights, const uint32_t n_queries, const uint32_t half, struct asking *asking,
-	float *const *sums, uint32_t slot)
+INLINE void sum_rows(const struct lookup *lookup, const uint8_t *const rows[], uint32_t n_rows,
+	uint32_t offset, const struct weights *weights, const uint32_t n_queries, const uint32_t half,
+	struct asking *asking, float *const *sums, uint32_t slot)
 {
 	__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 }, values[2];
 
-	expand_codes(lookup,
-		codes_at(load_words((const int16_t *)(const void *)(rows->rows[0] + offset)), half), values);
+	expand_codes(lookup, codes_at(load_words((const int16_t *)(const void *)(rows[0] + offset)), half),
+		values);
 	/* Tokens beyond the last have rows, and no weight. */
-	for (uint32_t t = 0; t < rows->n_rows; t += 4) {
+	for (uint32_t t = 0; t < n_rows; t += 4) {
 		ask(asking);
 		UNROLL
 		for (uint32_t i = 1; i <= 4; i++) {
-			const uint8_t *next = rows->rows[(t + i) % TOKENS] + offset;
+			const uint8_t *next = rows[(t + i) % TOKENS] + offset;
 
 			weigh_and_expand(lookup,
 				codes_at(load_words((const int16_t *)(const void *)next), half),
@@ -139,18 +139,18 @@ INLINE void sum_rows(const struct lookup *lookup, const struct kv_fast_rows *row
 }
 
 /* The same of 32 channels and two tokens at once: two registers of slots. */
-INLINE void sum_pairs(const struct lookup *lookup, const struct kv_fast_rows *rows, uint32_t offset,
-	const struct weights *weights, const uint32_t n_queries, const uint32_t half, struct asking *asking,
-	float *const *sums, uint32_t slot)
+INLINE void sum_pairs(const struct lookup *lookup, const uint8_t *const rows[], uint32_t n_rows,
+	uint32_t offset, const struct weights *weights, const uint32_t n_queries, const uint32_t half,
+	struct asking *asking, float *const *sums, uint32_t slot)
 {
 	__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 };
 
-	for (uint32_t t = 0; t < rows->n_rows; t += 2) {
+	for (uint32_t t = 0; t < n_rows; t += 2) {
 		__m256i values[2];
 
 		if (t % 8 == 0)
 			ask(asking);
-		expand_codes(lookup, codes_at(words_of_rows(rows->rows + t, offset), half), values);
+		expand_codes(lookup, codes_at(words_of_rows(rows + t, offset), half), values);
 		UNROLL
 		for (uint32_t q = 0; q < n_queries; q++) {
 			const int32_t *two = weights->pairs[q] + t;
@@ -172,40 +172,43 @@ INLINE void sum_pairs(const struct lookup *lookup, const struct kv_fast_rows *ro
 	}
 }
 
-INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
-	const uint32_t n_queries, float *const *sums)
+INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+	const float *scaled, const uint32_t n_queries, float *const *sums)
 {
 	const struct lookup lookup = load_lookup(part, 4);
-	struct asking asking = begin_asking(part, rows, 0, TOKENS / 4 * part->n_slots / (CODES_AT_ONCE / 2));
+	struct asking asking = begin_asking(
+		part, rows, block_first, 0, part->n_slots, TOKENS / 4 * part->n_slots / (CODES_AT_ONCE / 2));
+	const uint8_t *const *from = rows->rows + block_first;
+	const uint32_t n_rows = end_of_block(rows, block_first) - block_first;
 	struct weights weights;
 	uint32_t first = 0;
 
 	UNROLL
 	for (uint32_t q = 0; q < n_queries; q++)
-		round_weights(scaled + (size_t)q * TOKENS, weights.pairs[q], &weights.units[q]);
+		round_weights(scaled + (size_t)q * STEP + block_first, weights.pairs[q], &weights.units[q]);
 	for (; first + CODES_AT_ONCE <= part->n_slots; first += CODES_AT_ONCE) {
 		UNROLL
 		for (uint32_t half = 0; half < 2; half++)
-			sum_rows(&lookup, rows, part->offset + first / 2, &weights, n_queries, half, &asking,
-				sums, part->slot + first + half * CODES_AT_ONCE / 2);
+			sum_rows(&lookup, from, n_rows, part->offset + first / 2, &weights, n_queries, half,
+				&asking, sums, part->slot + first + half * CODES_AT_ONCE / 2);
 	}
 	if (first < part->n_slots) {
 		UNROLL
 		for (uint32_t half = 0; half < 2; half++)
-			sum_pairs(&lookup, rows, part->offset + first / 2, &weights, n_queries, half, &asking,
-				sums, part->slot + first + half * CODES_AT_ONCE / 4);
+			sum_pairs(&lookup, from, n_rows, part->offset + first / 2, &weights, n_queries, half,
+				&asking, sums, part->slot + first + half * CODES_AT_ONCE / 4);
 	}
 }
 
 void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const float *scaled, uint32_t n_queries, float *const *sums)
+	uint32_t first, const float *scaled, uint32_t n_queries, float *const *sums)
 {
 	if (n_queries == 1)
-		sum_short(part, rows, scaled, 1, sums);
+		sum_short(part, rows, first, scaled, 1, sums);
 	else if (n_queries == 2)
-		sum_short(part, rows, scaled, 2, sums);
+		sum_short(part, rows, first, scaled, 2, sums);
 	else
-		sum_short(part, rows, scaled, 4, sums);
+		sum_short(part, rows, first, scaled, 4, sums);
 }
 
 #endif

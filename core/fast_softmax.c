@@ -108,3 +108,9 @@ void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor)
 	for (uint32_t i = 0; i < n; i += LANES)
 		store_f32(load_f32(values + i) * repeat_f32(factor), values + i);
 }
+
+void OF_SET(kv_fast_add)(double *sums, const float *values, uint32_t n, double factor)
+{
+	for (uint32_t i = 0; i < n; i++)
+		sums[i] += factor * (double)values[i];
+}

@@ -1,15 +1,13 @@
 /*
  * Attending to a span: its tokens in steps, the keys of all KV heads first, then softmax, then the values of
- * all KV heads. The heads' rows of a token stand side by side, so memory is read once and in order, and what
- * the next half step needs is asked for while this one is worked on.
+ * all KV heads. The heads' rows of a token stand side by side, so memory is read once, and what the next half
+ * step needs is asked for in order while this one, which is in a cache, is worked on head by head.
  */
 #include <math.h>
 #include <string.h>
 
 #include "core/fast_decode.h"
 #include "core/fast_internal.h"
-
-#define RUN_TOKENS 16u /* lie in one block of every pool, one after the other */
 
 /* Queries [query_first, + n_queries) of KV heads [head_first, + n_heads), in seats [head][n_filled]. */
 struct pass {
@@ -102,73 +100,6 @@ static void take_seat(const struct pass *pass, uint32_t span, uint32_t head, uin
 		take_exact_seat(pass, seat_idx, prepared, partial);
 }
 
-/*
- * Rows of tokens [max(lo, first), end), end at most KV_FAST_BLOCK_TOKENS behind first, a multiple of it.
- * Places of other tokens, whose blocks may be gone and whose rows may be anything, hold the row of one that
- * is there.
- */
-static void find_rows(const struct kv_row_view *view, uint32_t head, uint32_t row_bytes, uint32_t first,
-	uint32_t lo, uint32_t end, struct kv_fast_rows *rows)
-{
-	const uint64_t offset = (uint64_t)head * row_bytes;
-	const uint8_t *some = kv_row_view_at(view, kv_fast_max(lo, first)) + offset;
-
-	for (uint32_t n = 0; n < KV_FAST_BLOCK_TOKENS; n += RUN_TOKENS) {
-		const uint32_t t = first + n;
-		const bool is_there = t < end && t + RUN_TOKENS > lo;
-		const uint8_t *row = is_there ? kv_row_view_at(view, t) + offset : some;
-
-		for (uint32_t i = 0; i < RUN_TOKENS; i++)
-			rows->rows[n + i] =
-				is_there && t + i >= lo && t + i < end ? row + i * view->token_bytes : some;
-	}
-	rows->n_rows = end - first;
-}
-
-static void next_head(struct kv_fast_rows *rows, uint32_t row_bytes)
-{
-	for (uint32_t i = 0; i < KV_FAST_BLOCK_TOKENS; i++)
-		rows->rows[i] += row_bytes;
-}
-
-#define N_RUNS (KV_FAST_BLOCK_TOKENS / RUN_TOKENS)
-
-/* A block of rows of all KV heads, to be asked for in equal parts; runs that are not there are NULL. */
-struct next_block {
-	const uint8_t *runs[N_RUNS];
-	uint64_t run_bytes, part_bytes;
-};
-
-static struct next_block next_block_at(
-	const struct kv_row_view *view, uint32_t first, uint32_t lo, uint32_t end, uint32_t n_parts)
-{
-	struct next_block block = { .run_bytes = RUN_TOKENS * view->token_bytes,
-		.part_bytes = KV_FAST_BLOCK_TOKENS * view->token_bytes / n_parts };
-
-	for (uint32_t run = 0; run < N_RUNS; run++) {
-		const uint32_t t = first + run * RUN_TOKENS;
-
-		if (t + RUN_TOKENS > lo && t < end)
-			block.runs[run] = kv_row_view_at(view, t);
-	}
-	return block;
-}
-
-/* Where a part has rows of two runs they mostly lie one after the other; else some are not asked for. */
-static struct kv_fast_ahead part_of_block(const struct next_block *block, uint32_t part, uint32_t n_slots)
-{
-	uint64_t at = part * block->part_bytes;
-	uint32_t run = 0;
-
-	for (; run + 1 < N_RUNS && at >= block->run_bytes; run++)
-		at -= block->run_bytes;
-	if (!block->runs[run])
-		return (struct kv_fast_ahead){ 0 };
-	return (struct kv_fast_ahead){
-		.from = block->runs[run] + at, .n_bytes = block->part_bytes, .n_slots = n_slots
-	};
-}
-
 /* Tokens of a step: [lo, hi) of a range of the same source that ends at `end`; begin is lo, down to a
  * multiple of the block. */
 struct step {
@@ -182,48 +113,79 @@ static uint32_t n_of(const struct step *step)
 }
 
 /*
- * What the kernels ask for while they work on the block at `first`: the block that comes next, every call its
- * part. Blocks of K are followed by those of V, and these by K of the next step.
+ * The step's rows of KV head `head`. Places of other tokens, whose blocks may be gone and whose rows may be
+ * anything, hold the row of one that is there.
  */
-static struct next_block next_of(const struct pass *pass, const struct step *step, uint32_t first, bool is_v)
+static void find_rows(const struct kv_row_view *view, const struct step *step, uint32_t head,
+	uint32_t row_bytes, struct kv_fast_rows *rows)
+{
+	const uint8_t *some = kv_row_view_at(view, step->lo);
+
+	for (uint32_t n = 0; n < n_of(step); n += KV_FAST_RUN_TOKENS) {
+		const uint32_t t = step->begin + n;
+		const bool is_there = t < step->hi && t + KV_FAST_RUN_TOKENS > step->lo;
+		const uint8_t *row = is_there ? kv_row_view_at(view, t) : some;
+
+		for (uint32_t i = 0; i < KV_FAST_RUN_TOKENS; i++, row += is_there ? view->token_bytes : 0)
+			rows->rows[n + i] = row;
+		for (uint32_t i = 0; is_there && i < KV_FAST_RUN_TOKENS; i++) {
+			if (t + i < step->lo || t + i >= step->hi)
+				rows->rows[n + i] = some;
+		}
+	}
+	rows->n_rows = step->hi - step->begin;
+	rows->offset = head * row_bytes;
+	rows->row_bytes = row_bytes;
+}
+
+#define N_RUNS (KV_FAST_STEP_TOKENS / KV_FAST_RUN_TOKENS)
+
+/*
+ * What the kernels ask for while they work on keys or values of a step: the values of the same tokens or the
+ * keys of the next step, all KV heads of them, every call its part. Another pass finds them where this one
+ * left them. Returns how much a part is; runs that are not there are NULL.
+ */
+static uint64_t find_ahead(
+	const struct pass *pass, const struct step *step, bool is_v, struct kv_fast_ahead *ahead)
 {
 	const struct source *source = step->source;
-	const uint32_t n_calls = kv_div_up_u32(pass->n_filled, KV_FAST_QUERIES_MAX);
-	const uint32_t next = first + KV_FAST_BLOCK_TOKENS;
-	const bool is_last = next >= step->hi;
+	const struct kv_row_view *view = is_v ? source->k_view : source->v_view;
+	const uint32_t step_tokens = pass->task->layer->step_tokens;
+	const uint32_t first = is_v ? step->begin + n_of(step) : step->begin;
+	const uint32_t lo = kv_fast_max(first, step->lo),
+		       end = kv_fast_min(is_v ? step->end : step->hi, first + step_tokens);
+	const uint32_t n_calls = pass->n_heads * kv_div_up_u32(pass->n_filled, KV_FAST_QUERIES_MAX);
+	const uint64_t part_bytes = step_tokens * view->token_bytes / n_calls;
 
-	/* Another pass finds the rows where this one left them. */
-	if (pass->query_first > 0)
-		return (struct next_block){ 0 };
-	return next_block_at(is_v == is_last ? source->k_view : source->v_view,
-		is_last && !is_v ? step->begin : next, step->lo, is_last && is_v ? step->end : step->hi,
-		pass->n_heads * n_calls);
+	*ahead = (struct kv_fast_ahead){ .run_bytes = KV_FAST_RUN_TOKENS * view->token_bytes,
+		.slot_bytes = KV_FAST_BLOCK_TOKENS * view->token_bytes * 256 / n_calls /
+			(is_v ? source->v : source->k)->n_slots };
+	for (uint32_t run = 0; run < N_RUNS && pass->query_first == 0; run++) {
+		const uint32_t t = first + run * KV_FAST_RUN_TOKENS;
+
+		if (t + KV_FAST_RUN_TOKENS > lo && t < end)
+			ahead->runs[run] = kv_row_view_at(view, t);
+	}
+	return part_bytes;
 }
 
 static void score_step(const struct pass *pass, const struct step *step)
 {
-	const struct kv_fast_task *task = pass->task;
 	const struct source *source = step->source;
 	struct kv_fast_rows rows;
+	const uint64_t part_bytes = find_ahead(pass, step, false, &rows.ahead);
 
-	for (uint32_t first = step->begin; first < step->hi; first += KV_FAST_BLOCK_TOKENS) {
-		const struct next_block next = next_of(pass, step, first, false);
-		uint32_t part = 0;
+	find_rows(source->k_view, step, pass->head_first, source->k_row_bytes, &rows);
+	for (uint32_t h = 0; h < pass->n_heads; h++) {
+		for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
+			const uint32_t seat = h * pass->n_filled + n;
 
-		find_rows(source->k_view, pass->head_first, source->k_row_bytes, first, step->lo,
-			kv_fast_min(step->hi, first + KV_FAST_BLOCK_TOKENS), &rows);
-		for (uint32_t h = 0; h < pass->n_heads; h++) {
-			for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
-				const uint32_t seat = h * pass->n_filled + n;
-
-				rows.ahead = part_of_block(&next, part++, source->k->n_slots);
-				task->pool->kernels->score(source->k, &rows, &source->seats->queries[seat],
-					kv_fast_min(pass->n_filled - n, KV_FAST_QUERIES_MAX),
-					pass->scratch->logits[seat] + (first - step->begin),
-					KV_FAST_STEP_TOKENS);
-			}
-			next_head(&rows, source->k_row_bytes);
+			pass->task->pool->kernels->score(source->k, &rows, &source->seats->queries[seat],
+				kv_fast_min(pass->n_filled - n, KV_FAST_QUERIES_MAX),
+				pass->scratch->logits[seat]);
+			rows.ahead.from += part_bytes;
 		}
+		rows.offset += rows.row_bytes;
 	}
 }
 
@@ -295,29 +257,21 @@ static bool weigh(const struct pass *pass, const struct step *step, uint32_t sea
 
 static void accumulate_step(const struct pass *pass, const struct step *step)
 {
-	const struct kv_fast_task *task = pass->task;
 	const struct source *source = step->source;
 	struct kv_fast_rows rows;
+	const uint64_t part_bytes = find_ahead(pass, step, true, &rows.ahead);
 
-	for (uint32_t first = step->begin; first < step->hi; first += KV_FAST_BLOCK_TOKENS) {
-		const struct next_block next = next_of(pass, step, first, true);
-		uint32_t part = 0;
+	find_rows(source->v_view, step, pass->head_first, source->v_row_bytes, &rows);
+	for (uint32_t h = 0; h < pass->n_heads; h++) {
+		for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
+			const uint32_t seat = h * pass->n_filled + n;
 
-		find_rows(source->v_view, pass->head_first, source->v_row_bytes, first, step->lo,
-			kv_fast_min(step->hi, first + KV_FAST_BLOCK_TOKENS), &rows);
-		for (uint32_t h = 0; h < pass->n_heads; h++) {
-			for (uint32_t n = 0; n < pass->n_filled; n += KV_FAST_QUERIES_MAX) {
-				const uint32_t seat = h * pass->n_filled + n;
-
-				rows.ahead = part_of_block(&next, part++, source->v->n_slots);
-				task->pool->kernels->accumulate(source->v, &rows,
-					pass->scratch->logits[seat] + (first - step->begin),
-					KV_FAST_STEP_TOKENS,
-					kv_fast_min(pass->n_filled - n, KV_FAST_QUERIES_MAX),
-					source->seats->sums + seat, pass->scratch->zeros + seat);
-			}
-			next_head(&rows, source->v_row_bytes);
+			pass->task->pool->kernels->accumulate(source->v, &rows, pass->scratch->logits[seat],
+				kv_fast_min(pass->n_filled - n, KV_FAST_QUERIES_MAX),
+				source->seats->sums + seat, pass->scratch->zeros + seat);
+			rows.ahead.from += part_bytes;
 		}
+		rows.offset += rows.row_bytes;
 	}
 }
 
@@ -364,14 +318,15 @@ static void take_tokens(const struct pass *pass, uint32_t lo, uint32_t hi, uint3
 static void take_piece(const struct pass *pass, uint32_t piece)
 {
 	const struct kv_fast_item *item = pass->task->item;
+	const uint32_t step_tokens = pass->task->layer->step_tokens;
 	const bool is_first = piece < item->n_pieces[0];
 	const uint32_t lo = is_first ? 0 : item->tokens.lo,
 		       hi = is_first ? item->tokens.first_hi : item->tokens.hi;
 	const uint64_t at = is_first ? piece : lo / KV_FAST_PIECE_TOKENS + (piece - item->n_pieces[0]);
 
 	for (uint64_t begin = at * KV_FAST_PIECE_TOKENS;
-		begin < hi && begin < (at + 1) * KV_FAST_PIECE_TOKENS; begin += KV_FAST_STEP_TOKENS) {
-		const uint64_t stop = begin + KV_FAST_STEP_TOKENS;
+		begin < hi && begin < (at + 1) * KV_FAST_PIECE_TOKENS; begin += step_tokens) {
+		const uint64_t stop = begin + step_tokens;
 
 		if (stop > lo)
 			take_tokens(

@@ -4,10 +4,12 @@
  */
 #include "core/fast_set.h"
 
-/* Weights of one part and query, as pairs of 16-bit integers: weight = integer * unit. */
+/* Weights of one part and query, as pairs of 16-bit integers: weight = integer * unit of its block. */
 struct weights {
-	_Alignas(64) int32_t pairs[TOKENS / 2];
-	float unit;
+	_Alignas(64) int32_t pairs[STEP / 2];
+	float units[STEP / TOKENS];
+	uint32_t
+		ends; /* bit i: after block i sums become float32, as the next one has another unit or none */
 };
 
 float OF_SET(kv_fast_max)(const float *values, uint32_t n)
@@ -19,26 +21,60 @@ float OF_SET(kv_fast_max)(const float *values, uint32_t n)
 	return greatest_lane(max);
 }
 
-INLINE void round_weights(const float *values, struct weights *weights)
+INLINE void round_block(const float *values, float factor, struct weights *weights, uint32_t first)
 {
-	f32_lanes lanes[TOKENS / LANES], max = load_f32(values);
 	/* Not by way of an array: two stores cannot be loaded as one before both are over. */
-	int16_t *codes = (int16_t *)(void *)weights->pairs;
+	int16_t *codes = (int16_t *)(void *)weights->pairs + first;
 
 	UNROLL
-	for (uint32_t i = 0; i < TOKENS / LANES; i++) {
-		lanes[i] = load_f32(values + (size_t)i * LANES);
-		max = greater(max, lanes[i]);
+	for (uint32_t t = 0; t < TOKENS; t += LANES)
+		store_rounded((f_vector)(load_f32(values + first + t) * repeat_f32(factor)), codes + t);
+}
+
+/* With a unit for every block. */
+static void round_by_blocks(const float *values, uint32_t n, struct weights *weights)
+{
+	weights->ends = 0;
+	for (uint32_t first = 0; first < n; first += TOKENS) {
+		/* Weights that are all smaller than that, or nothing, become nothing. */
+		f32_lanes max = repeat_f32(0x1p-100f);
+
+		for (uint32_t t = first; t < first + TOKENS; t += LANES)
+			max = greater(max, load_f32(values + t));
+
+		const float largest = greatest_lane(max);
+
+		round_block(values, (float)KV_FAST_WEIGHT_MAX / largest, weights, first);
+		weights->units[first / TOKENS] = largest / (float)KV_FAST_WEIGHT_MAX;
+		weights->ends |= 1u << first / TOKENS;
+	}
+}
+
+INLINE void round_weights(const float *values, uint32_t n, struct weights *weights)
+{
+	/* Rounding adds at most a half for each; as much is left for the rounding of their sum. */
+	const float most = (float)(KV_FAST_V_SUM_MAX - (int32_t)STEP);
+	f32_lanes max = load_f32(values), all = { 0 };
+
+	for (uint32_t t = 0; t < n; t += LANES) {
+		max = greater(max, load_f32(values + t));
+		all += load_f32(values + t);
 	}
 
-	/* Weights that are all smaller than that, or nothing, become nothing. */
-	const float largest = greatest_lane(greater(max, repeat_f32(0x1p-100f)));
-	const f32_lanes factor = repeat_f32((float)KV_FAST_WEIGHT_MAX / largest);
+	const float largest = greatest_lane(max), sum = sum_of_lanes(all);
 
-	UNROLL
-	for (uint32_t i = 0; i < TOKENS / LANES; i++)
-		store_rounded((f_vector)(lanes[i] * factor), codes + (size_t)i * LANES);
-	weights->unit = largest / (float)KV_FAST_WEIGHT_MAX;
+	if (!(sum > 0x1p-100f && sum < 0x1p126f && largest <= sum * KV_FAST_SHARE_MAX)) {
+		round_by_blocks(values, n, weights);
+		return;
+	}
+
+	const float by_sum = sum / most, by_largest = largest / (float)KV_FAST_WEIGHT_MAX;
+	const float unit = by_sum > by_largest ? by_sum : by_largest;
+
+	for (uint32_t first = 0; first < n; first += TOKENS)
+		round_block(values, 1 / unit, weights, first);
+	weights->units[n / TOKENS - 1] = unit;
+	weights->ends = 1u << (n / TOKENS - 1);
 }
 
 /* Registers [v, v + n_vectors) of two rows, from half `half` of a block in shifted order. */
@@ -74,6 +110,27 @@ INLINE void add_weighted(const struct weights *weights, uint32_t t, const uint32
 	}
 }
 
+/* What the integers of a block add to a weighted sum, where its unit ends. */
+INLINE void end_block(const struct weights *weights, uint32_t block, const uint32_t n_queries,
+	const uint32_t n_vectors, i_vector totals[KV_FAST_QUERIES_MAX][4], float *const *sums, uint32_t slot)
+{
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		if (!(weights[q].ends >> block & 1))
+			continue;
+
+		const f32_lanes unit = repeat_f32(weights[q].units[block]);
+		float *to = sums[q] + slot;
+
+		UNROLL
+		for (uint32_t i = 0; i < n_vectors; i++) {
+			store_f32(load_f32(to + (size_t)i * LANES) + (f32_lanes)to_f32(totals[q][i]) * unit,
+				to + (size_t)i * LANES);
+			totals[q][i] = (i_vector){ 0 };
+		}
+	}
+}
+
 /* Registers [v, v + n_vectors) of a weighted sum, in channels. */
 INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *lookup,
 	const struct kv_fast_rows *rows, const struct weights *weights, const uint32_t n_queries, uint32_t v,
@@ -81,38 +138,39 @@ INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *l
 	const uint32_t half, float *const *sums)
 {
 	i_vector totals[KV_FAST_QUERIES_MAX][4] = { 0 };
-	struct asking asking =
-		begin_asking(part, rows, v * LANES, TOKENS / 2 * part->n_slots / (n_vectors * LANES));
 
-	if (TAKES_CODES_APART_FIRST && !is_value && !is_shifted) {
-		i_vector values[TOKENS / 2][4];
+	for (uint32_t first = 0; first < rows->n_rows; first += TOKENS) {
+		const uint32_t end = end_of_block(rows, first);
+		struct asking asking =
+			begin_asking(part, rows, first, v * LANES, n_vectors * LANES, TOKENS / 2);
 
-		for (uint32_t t = 0; t < rows->n_rows; t += 2) {
-			ask(&asking);
-			values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
-				is_shifted, is_value, half, values[t / 2]);
+		if (TAKES_CODES_APART_FIRST && !is_value && !is_shifted) {
+			i_vector values[TOKENS / 2][4];
+
+			for (uint32_t t = first; t < end; t += 2) {
+				ask(&asking);
+				values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
+					is_shifted, is_value, half, values[(t - first) / 2]);
+			}
+			for (uint32_t t = first; t < end; t += 2)
+				add_weighted(
+					weights, t, n_queries, n_vectors, values[(t - first) / 2], totals);
+		} else {
+			for (uint32_t t = first; t < end; t += 2) {
+				i_vector values[4];
+
+				ask(&asking);
+				if (v + part->slot == 0) {
+					touch_field(part, rows, t);
+					touch_field(part, rows, t + 1);
+				}
+				values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
+					is_shifted, is_value, half, values);
+				add_weighted(weights, t, n_queries, n_vectors, values, totals);
+			}
 		}
-		for (uint32_t t = 0; t < rows->n_rows; t += 2)
-			add_weighted(weights, t, n_queries, n_vectors, values[t / 2], totals);
-	} else {
-		for (uint32_t t = 0; t < rows->n_rows; t += 2) {
-			i_vector values[4];
-
-			ask(&asking);
-			values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
-				is_shifted, is_value, half, values);
-			add_weighted(weights, t, n_queries, n_vectors, values, totals);
-		}
-	}
-	UNROLL
-	for (uint32_t q = 0; q < n_queries; q++) {
-		float *to = sums[q] + part->slot + (size_t)v * LANES;
-
-		UNROLL
-		for (uint32_t i = 0; i < n_vectors; i++)
-			store_f32(load_f32(to + (size_t)i * LANES) +
-					(f32_lanes)to_f32(totals[q][i]) * repeat_f32(weights[q].unit),
-				to + (size_t)i * LANES);
+		end_block(
+			weights, first / TOKENS, n_queries, n_vectors, totals, sums, part->slot + v * LANES);
 	}
 }
 
@@ -138,55 +196,57 @@ INLINE void sum_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 	}
 }
 
+/* The same of numbers, of which the last registers of a part may be fewer. */
+INLINE void sum_numbers_of(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const float *weights, const uint32_t n_queries, uint32_t v, const uint32_t n,
+	const enum kv_dtype number, const bool is_shifted, float *const *sums)
+{
+	f32_lanes totals[KV_FAST_QUERIES_MAX][4];
+
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		UNROLL
+		for (uint32_t i = 0; i < n; i++)
+			totals[q][i] = load_f32(sums[q] + part->slot + (size_t)(v + i) * LANES);
+	}
+	for (uint32_t first = 0; first < rows->n_rows; first += TOKENS) {
+		struct asking asking = begin_asking(part, rows, first, v * LANES, n * LANES, TOKENS);
+
+		for (uint32_t t = first; t < end_of_block(rows, first); t++) {
+			ask(&asking);
+			UNROLL
+			for (uint32_t i = 0; i < n; i++) {
+				const f_vector values = numbers_of(
+					rows->rows[t] + part->offset, (v + i) * LANES, number, is_shifted);
+
+				UNROLL
+				for (uint32_t q = 0; q < n_queries; q++)
+					totals[q][i] = (f32_lanes)fma_f32(values,
+						(f_vector)repeat_f32(weights[q * STEP + t]),
+						(f_vector)totals[q][i]);
+			}
+		}
+	}
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		UNROLL
+		for (uint32_t i = 0; i < n; i++)
+			store_f32(totals[q][i], sums[q] + part->slot + (size_t)(v + i) * LANES);
+	}
+}
+
 INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const float *weights, const uint32_t n_queries, const enum kv_dtype number, const bool is_shifted,
 	float *const *sums)
 {
 	const uint32_t n_at_once = LANES == 16 ? 4 : 2;
 	const uint32_t n_vectors = part->n_slots / LANES;
-	struct asking asking = begin_asking(part, rows, 0, TOKENS * n_vectors / n_at_once);
+	uint32_t v = 0;
 
-	for (uint32_t v = 0; v < n_vectors; v += n_at_once) {
-		f32_lanes totals[KV_FAST_QUERIES_MAX][4];
-		const uint32_t n = n_vectors - v < n_at_once ? n_vectors - v : n_at_once;
-
-		for (uint32_t q = 0; q < n_queries; q++) {
-			for (uint32_t i = 0; i < n; i++)
-				totals[q][i] = load_f32(sums[q] + part->slot + (size_t)(v + i) * LANES);
-		}
-		if (n == n_at_once) {
-			for (uint32_t t = 0; t < rows->n_rows; t++) {
-				ask(&asking);
-				UNROLL
-				for (uint32_t i = 0; i < n_at_once; i++) {
-					const f_vector values = numbers_of(rows->rows[t] + part->offset,
-						(v + i) * LANES, number, is_shifted);
-
-					UNROLL
-					for (uint32_t q = 0; q < n_queries; q++)
-						totals[q][i] = (f32_lanes)fma_f32(values,
-							(f_vector)repeat_f32(weights[q * TOKENS + t]),
-							(f_vector)totals[q][i]);
-				}
-			}
-		} else {
-			for (uint32_t t = 0; t < rows->n_rows; t++) {
-				for (uint32_t i = 0; i < n; i++) {
-					const f_vector values = numbers_of(rows->rows[t] + part->offset,
-						(v + i) * LANES, number, is_shifted);
-
-					for (uint32_t q = 0; q < n_queries; q++)
-						totals[q][i] = (f32_lanes)fma_f32(values,
-							(f_vector)repeat_f32(weights[q * TOKENS + t]),
-							(f_vector)totals[q][i]);
-				}
-			}
-		}
-		for (uint32_t q = 0; q < n_queries; q++) {
-			for (uint32_t i = 0; i < n; i++)
-				store_f32(totals[q][i], sums[q] + part->slot + (size_t)(v + i) * LANES);
-		}
-	}
+	for (; v + n_at_once <= n_vectors; v += n_at_once)
+		sum_numbers_of(part, rows, weights, n_queries, v, n_at_once, number, is_shifted, sums);
+	for (; v < n_vectors; v++)
+		sum_numbers_of(part, rows, weights, n_queries, v, 1, number, is_shifted, sums);
 }
 
 INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
@@ -209,7 +269,7 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 		return;
 	}
 	for (uint32_t q = 0; q < n_queries; q++)
-		round_weights(scaled + (size_t)q * TOKENS, &rounded_weights[q]);
+		round_weights(scaled + (size_t)q * STEP, n_places(rows), &rounded_weights[q]);
 	FORGET(weights); /* else a compiler takes them for never filled */
 #define SUM(bits, is_shifted, is_value) \
 	sum_codes(part, rows, weights, n_queries, bits, is_shifted, is_value, sums)
@@ -268,51 +328,52 @@ static void sum_part_4(const struct kv_fast_part *part, const struct kv_fast_row
 	sum_part(part, rows, scaled, 4, sums);
 }
 
-static float dot_tokens(const float *a, const float *b)
+static float dot_tokens(const float *a, const float *b, uint32_t n)
 {
 	f32_lanes sum = load_f32(a) * load_f32(b);
 
-	for (uint32_t t = LANES; t < TOKENS; t += LANES)
+	for (uint32_t t = LANES; t < n; t += LANES)
 		sum += load_f32(a + t) * load_f32(b + t);
 	return sum_of_lanes(sum);
 }
 
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
-	const float *weights, uint32_t stride, uint32_t n_queries, float *const *sums, float *const *zeros)
+	const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros)
 {
-	_Alignas(64) float scaled[KV_FAST_QUERIES_MAX * TOKENS];
-	struct fields fields = { 0 };
+	_Alignas(64) float scaled[KV_FAST_QUERIES_MAX * STEP];
+	const uint32_t n = n_places(rows);
+	struct fields fields;
 
 	for (uint32_t p = 0; p < side->n_parts; p++) {
-		const struct kv_fast_part *part = &side->parts[p];
+		const struct kv_fast_part moved = part_of_rows(&side->parts[p], rows), *part = &moved;
+		const float *used = weights;
 
 		load_fields(part, rows, &fields);
-		for (uint32_t q = 0; q < n_queries; q++) {
-			float *to = scaled + (size_t)q * TOKENS;
-
-			if (fields.has_zero)
-				zeros[q][p] += dot_tokens(weights + (size_t)q * stride, fields.zero);
-			for (uint32_t t = 0; t < TOKENS; t += LANES) {
-				const f32_lanes weight = load_f32(weights + (size_t)q * stride + t);
-
-				store_f32(fields.has_scale ? weight * load_f32(fields.scale + t) : weight,
-					to + t);
-			}
+		for (uint32_t q = 0; fields.has_zero && q < n_queries; q++)
+			zeros[q][p] += dot_tokens(weights + (size_t)q * STEP, fields.zero, n);
+		for (uint32_t q = 0; fields.has_scale && q < n_queries; q++) {
+			for (uint32_t t = 0; t < n; t += LANES)
+				store_f32(
+					load_f32(weights + (size_t)q * STEP + t) * load_f32(fields.scale + t),
+					scaled + (size_t)q * STEP + t);
+			used = scaled;
 		}
 #if HAS_SHORT_SUMS
 		if (part->has_short_sums) {
-			OF_SET(kv_fast_sum_short)(part, rows, scaled, n_queries, sums);
+			for (uint32_t first = 0; first < n; first += TOKENS)
+				OF_SET(kv_fast_sum_short)(part, rows, first, used, n_queries, sums);
 			continue;
 		}
 #endif
 #if HAS_SUMS_OF_BITS
 		if (part->kind == KV_FAST_BITS) {
-			OF_SET(kv_fast_sum_bits)(part, rows, scaled, n_queries, sums);
+			for (uint32_t first = 0; first < n; first += TOKENS)
+				OF_SET(kv_fast_sum_bits)(part, rows, first, used, n_queries, sums);
 			continue;
 		}
 #endif
 		(n_queries == 1                  ? sum_part_1
 				: n_queries == 2 ? sum_part_2
-						 : sum_part_4)(part, rows, scaled, sums);
+						 : sum_part_4)(part, rows, used, sums);
 	}
 }

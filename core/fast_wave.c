@@ -9,7 +9,8 @@
 #include "core/memory.h"
 
 #define WORKSPACE_BYTES (16u << 20)
-#define CHUNK_TASKS     8u /* of preparing and merging: some 10 us */
+#define STEP_BYTES      (512u << 10) /* keys and values of all heads */
+#define CHUNK_TASKS     8u           /* of preparing and merging: some 10 us */
 #define CHUNK_SPANS     4u
 
 /* ---- pools ---- */
@@ -29,6 +30,17 @@ static uint64_t row_bytes_max(const struct kv_fast_pool *pool)
 		max = layer->is_fast && n_bytes > max ? n_bytes : max;
 	}
 	return max;
+}
+
+static uint32_t step_tokens_of(const struct kv_pool_spec *spec, uint32_t layer)
+{
+	const uint64_t token_bytes = (uint64_t)spec->kv_heads *
+		(spec->layers[layer].k->row_bytes + spec->layers[layer].v->row_bytes);
+	uint32_t n = KV_FAST_STEP_TOKENS;
+
+	while (n > KV_FAST_BLOCK_TOKENS && n * token_bytes > STEP_BYTES)
+		n /= 2;
+	return n;
 }
 
 enum kv_status kv_fast_pool_create(const struct kv_batch_pages *pages, const struct kv_fast_kernels *kernels,
@@ -52,6 +64,7 @@ enum kv_status kv_fast_pool_create(const struct kv_batch_pages *pages, const str
 
 		layer->is_fast = kv_fast_side_init(&layer->k, spec->layers[l].k, false, kernels) &&
 			kv_fast_side_init(&layer->v, spec->layers[l].v, true, kernels);
+		layer->step_tokens = step_tokens_of(spec, l);
 	}
 	/* Rows of bf16 are for the kernels, whatever their dim. */
 	pool->has_exact = spec->exact_tokens > 0 &&
