@@ -148,20 +148,24 @@ INLINE void dot_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 	}
 }
 
-/* Adds the products of the queries with LANES numbers of some rows, those of slots from i on. */
-INLINE void add_numbers(const struct kv_fast_part *part, const uint8_t *const rows[],
-	const struct kv_fast_query *queries, uint32_t i, const uint32_t n_queries, const enum kv_dtype number,
-	const bool is_shifted, f_vector *sums)
+/* Adds the products of the queries with LANES numbers of some rows, those of register v of slots from i on.
+ */
+INLINE void add_numbers(const uint8_t *const from[], const float *const numbers[], uint32_t i,
+	const uint32_t v, const uint32_t n_queries, const enum kv_dtype number, const bool is_shifted,
+	f_vector *sums)
 {
 	const uint32_t n_rows = LANES / n_queries;
 	f_vector values[LANES];
 
 	UNROLL
 	for (uint32_t r = 0; r < n_rows; r++)
-		values[r] = numbers_of(rows[r] + part->offset, i, number, is_shifted);
+		/* AVX2 loads words of a bf16 once for either half; AVX-512 gains from not holding them. */
+		values[r] = is_shifted && LANES == 8 ? bf16_of_words(from[r] + (size_t)i * 2, v)
+						     : numbers_of(from[r], i + v * LANES, number, is_shifted);
 	UNROLL
 	for (uint32_t q = 0; q < n_queries; q++) {
-		const f_vector query = (f_vector)load_f32(queries[q].numbers + part->slot + i);
+		/* Loaded once, where a compiler would load it for every row: a cycle has two loads. */
+		const f_vector query = held((f_vector)load_f32(numbers[q] + i + v * LANES));
 
 		UNROLL
 		for (uint32_t r = 0; r < n_rows; r++)
@@ -174,18 +178,26 @@ INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 	const enum kv_dtype number, const bool is_shifted, float *dots)
 {
 	const uint32_t n_rows = LANES / n_queries, n_vectors = is_shifted ? 2 : 1;
-	struct asking asking = begin_asking(part, rows, block_first, 0, part->n_slots,
-		TOKENS / n_rows * part->n_slots / (n_vectors * LANES));
+	const uint32_t n_slots = part->n_slots;
+	struct asking asking = begin_asking(
+		part, rows, block_first, 0, n_slots, TOKENS / n_rows * n_slots / (n_vectors * LANES));
+	const float *numbers[KV_FAST_QUERIES_MAX];
 
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++)
+		numbers[q] = queries[q].numbers + part->slot;
 	for (uint32_t first = block_first; first < end_of_block(rows, block_first); first += n_rows) {
+		const uint8_t *from[LANES];
 		f_vector sums[LANES] = { 0 };
 
-		for (uint32_t i = 0; i < part->n_slots; i += n_vectors * LANES) {
+		UNROLL
+		for (uint32_t r = 0; r < n_rows; r++)
+			from[r] = rows->rows[first + r] + part->offset;
+		for (uint32_t i = 0; i < n_slots; i += n_vectors * LANES) {
 			ask(&asking);
 			UNROLL
 			for (uint32_t v = 0; v < n_vectors; v++)
-				add_numbers(part, rows->rows + first, queries, i + v * LANES, n_queries,
-					number, is_shifted, sums);
+				add_numbers(from, numbers, i, v, n_queries, number, is_shifted, sums);
 		}
 		store_dots(add_lanes_f32(sums), first, n_queries, dots);
 	}

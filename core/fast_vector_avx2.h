@@ -493,6 +493,13 @@ INLINE f_vector add_lanes_f32(const f_vector sums[LANES])
 		_mm256_permute2f128_ps(quads[0], quads[1], 0x31));
 }
 
+/* In a register from here on. */
+INLINE f_vector held(f_vector values)
+{
+	__asm__("" : "+x"(values));
+	return values;
+}
+
 INLINE f_vector fma_f32(f_vector a, f_vector b, f_vector sum)
 {
 	return _mm256_fmadd_ps(a, b, sum);

@@ -303,6 +303,13 @@ INLINE f_vector add_lanes_f32(const f_vector sums[LANES])
 		_mm512_shuffle_f32x4(halves[0], halves[1], 0xDD));
 }
 
+/* In a register from here on. */
+INLINE f_vector held(f_vector values)
+{
+	__asm__("" : "+v"(values));
+	return values;
+}
+
 INLINE f_vector fma_f32(f_vector a, f_vector b, f_vector sum)
 {
 	return _mm512_fmadd_ps(a, b, sum);
