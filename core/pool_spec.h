@@ -126,15 +126,15 @@ struct kv_pool_spec {
  *	exact_tokens    0           newest tokens of a sequence that are kept as bf16, too
  *	exact_blocks                their ring blocks, exact_tokens / block_size per sequence; a sequence that
  *	                            finds none has no exact tokens (default: a sixteenth of the first group's)
- *	scale                       of the softmax, above 0 (default 1/sqrt(k_head_dim)); no number from here to
- *	                            alibi is above 1e38
+ *	scale                       of the softmax, above 0 (default 1/sqrt(k_head_dim))
  *	window          0           tokens that a query sees, its own included; 0: all
  *	sink_tokens     0           that many first tokens of a sequence stay in the window; not without one
  *	softcap         0           c > 0: logits become c * tanh(logit / c); 0: not
  *	sinks                       [q_heads] learned logits that join the denominator
  *	alibi                       [q_heads] slopes
  *	                            scale to softcap: one number, or an array with one per layer; sinks and
- *	                            alibi: one array for all layers, or an array with one (or null) per layer
+ *	                            alibi: one array for all layers, or an array with one (or null) per layer;
+ *	                            no number of them is above 1e38
  *	rotation                    rht (default at powers of two), qr (default elsewhere), file
  *	seed            42          of the rotations
  *	per_layer       false       every layer has a rotation of its own, of seed + 1000003 * layer
