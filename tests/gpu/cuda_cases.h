@@ -233,10 +233,17 @@ static inline void add_options(const struct pool_case *c, json_t *pool)
 		json_object_set_new(pool, "norm_correction", json_true());
 }
 
-/* The same rows in every run. */
+/* The same rows and queries in every run, others by TQKV_CASES_SEED in the environment (a number in hex). */
+static inline uint64_t cases_seed(void)
+{
+	const char *asked = getenv("TQKV_CASES_SEED");
+
+	return asked ? strtoull(asked, NULL, 16) : 0;
+}
+
 static inline uint64_t seed_of(const struct pool_case *c)
 {
-	uint64_t seed = c->options;
+	uint64_t seed = cases_seed() * 1024 + c->options;
 
 	for (const char *at = c->k; *at; at++)
 		seed = seed * 31 + (uint8_t)*at;
