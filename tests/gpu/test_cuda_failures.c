@@ -360,7 +360,7 @@ START_TEST(test_k8_same_bits_after_larger_batches)
 	begin_case(&rig, &cases[_i], seqs);
 	fill(&rig, seqs);
 	n_bytes = decode_alone(&rig, &seqs[8], before);
-	for (uint32_t n = 1; n <= (LONGEST > 500 ? 128u : 8u); n *= 2) {
+	for (uint32_t n = 1; n <= (LONGEST > 500 ? RIG_OPS_MAX : 16u); n *= 2) {
 		rig_begin(&rig);
 		for (uint32_t i = 0; i < n; i++)
 			add_decode(&rig, &seqs[i % N_SEQS], i % 2, 1, seqs[i % N_SEQS].n_tokens, 1.0f);
