@@ -8,7 +8,7 @@ import unittest
 import frames
 import numpy as np
 import tqkv
-from daemon import Daemon
+from daemon import PATIENCE_S, Daemon
 from rows_case import EXACT, Rows, attention, distance
 from tqkv import Status
 
@@ -192,6 +192,84 @@ class Prefix(Rows):
                 session.publish(1, [])
             with self.assertRaises(ValueError):
                 session.publish(1, [1 << 32])
+
+
+class Watermarks(unittest.TestCase):
+    """Above the high mark a daemon makes room by itself, until the low one."""
+
+    POOL = "name=p,layers=1,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=40"
+    ROW = np.ones((16, 1, 16), np.float32).tobytes()
+    TOKENS = list(range(8 * 16))
+
+    def append(self, raw, session, sequence, flags):
+        frame = frames.rows(frames.APPEND, session, [(sequence, 0, 16, 0, flags)], k=self.ROW, v=self.ROW)
+        self.assertEqual(raw.call(frame).item_statuses(), [0])
+
+    def blocks(self, daemon):
+        return daemon.get("/v1/occupancy")["pools"][0]["blocks"]
+
+    def wait_for_free(self, daemon, n_free):
+        end = time.monotonic() + PATIENCE_S
+        while self.blocks(daemon)["free"] != n_free:
+            self.assertLess(time.monotonic(), end, self.blocks(daemon))
+            time.sleep(0.01)
+
+    def fill(self, daemon, client, raw):
+        """32 of 40 blocks: 8 of an idle prefix, one of a sequence that stays, 23 of evictable ones, the first pinned."""
+        with client.open("p") as session:
+            session.append(1, 0, *(np.ones((128, 1, 16), np.float32),) * 2)
+            self.assertEqual(session.publish(1, self.TOKENS), 128)
+        own = raw.open(b"p")
+        self.append(raw, own, 100, 1)
+        for sequence in range(1, 24):
+            self.append(raw, own, sequence, 3)
+            if sequence == 1:
+                pin = [struct.pack("<Q24x", 1)]
+                self.assertEqual(raw.call(frames.frame(50, items=pin, session=own)).item_statuses(), [0])
+        self.wait_for_free(daemon, 8)
+        return own
+
+    def states(self, raw, session):
+        """0 resident, 2 evicted, by sequence."""
+        tell = raw.call(frames.frame(frames.TELL, struct.pack("<QII", 0, 64, 0), session=session))
+        return {struct.unpack_from("<Q", item)[0]: struct.unpack_from("<H", item, 24)[0] for item in tell.items}
+
+    def test_room_is_made_ahead_of_need(self):
+        """At the mark nothing goes; one block above it the idle prefix goes, then the sequences that rested longest."""
+        with Daemon("--pool", self.POOL, "--evict-high-percent", "80", "--evict-low-percent", "50") as daemon, \
+                tqkv.Client(daemon.addr, timeout=60) as client, frames.Raw(daemon.addr) as raw:
+            raw.hello()
+            own = self.fill(daemon, client, raw)
+            self.assertEqual(set(self.states(raw, own).values()), {0})
+            self.append(raw, own, 24, 3)
+            self.wait_for_free(daemon, 20)
+            gone = {2, 3, 4, 5, 6}  # with 8 of the prefix 13 of 33 blocks: 20 are half of the pool
+            self.assertEqual(self.states(raw, own), {s: 2 if s in gone else 0 for s in (*range(1, 25), 100)})
+            with client.open("p") as session:
+                self.assertEqual(session.match(None, self.TOKENS), 0)
+            q = np.ones((1, 16), np.float32).tobytes()
+            for sequence, status in ((6, Status.EVICTED), (7, 0), (1, 0), (100, 0)):
+                frame = frames.rows(frames.DECODE, own, [(sequence, 16, 0, 1, 0)], q=q)
+                self.assertEqual(raw.call(frame).item_statuses(), [status])
+            self.append(raw, own, 25, 3)  # between the marks nothing goes
+            self.wait_for_free(daemon, 19)
+            self.assertTrue(daemon.get("/v1/audit")["is_clean"])
+            self.assertEqual(self.blocks(daemon)["free"], 19)
+
+    def test_without_marks_nothing_goes_before_it_is_needed(self):
+        with Daemon("--pool", self.POOL) as daemon, tqkv.Client(daemon.addr, timeout=60) as client, \
+                frames.Raw(daemon.addr) as raw:
+            raw.hello()
+            own = self.fill(daemon, client, raw)
+            for sequence in range(24, 32):
+                self.append(raw, own, sequence, 3)
+            self.wait_for_free(daemon, 0)
+            self.assertEqual(set(self.states(raw, own).values()), {0})
+            with client.open("p") as session:
+                self.assertEqual(session.match(None, self.TOKENS), 128)
+            self.append(raw, own, 32, 3)
+            self.assertEqual(self.blocks(daemon)["free"], 0)
+            self.assertEqual(set(self.states(raw, own).values()), {0})  # the prefix went first
 
 
 class Waiting(unittest.TestCase):
