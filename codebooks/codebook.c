@@ -34,26 +34,3 @@ uint32_t kvcb_index(const struct kvcb_codebook *codebook, float y)
 	}
 	return idx;
 }
-
-/* Up to 31 boundaries it is faster to count, four values at a time, than to search each value. */
-#define COUNT_BITS_MAX 5u
-
-void kvcb_indices(const struct kvcb_codebook *codebook, const float *y, uint32_t n_values, uint8_t *indices)
-{
-	const uint32_t n_boundaries = (1u << codebook->bits) - 1;
-	uint32_t counts[KVCB_VALUES_MAX] = { 0 };
-
-	if (codebook->bits > COUNT_BITS_MAX) {
-		for (uint32_t i = 0; i < n_values; i++)
-			indices[i] = (uint8_t)kvcb_index(codebook, y[i]);
-		return;
-	}
-	for (uint32_t b = 0; b < n_boundaries; b++) {
-		const float boundary = codebook->interior_boundaries[b];
-
-		for (uint32_t i = 0; i < n_values; i++)
-			counts[i] += boundary < y[i];
-	}
-	for (uint32_t i = 0; i < n_values; i++)
-		indices[i] = (uint8_t)counts[i];
-}

@@ -9,7 +9,6 @@
 #include <stdint.h>
 
 #define KVCB_BITS_MAX   8u
-#define KVCB_VALUES_MAX 256u
 
 struct kvcb_codebook {
 	uint32_t head_dim;
@@ -30,7 +29,5 @@ const struct kvcb_codebook *kvcb_at(uint32_t codebook_idx);
  * lower cell. y is not NaN.
  */
 uint32_t kvcb_index(const struct kvcb_codebook *codebook, float y);
-/* The same for a row of at most KVCB_VALUES_MAX values. */
-void kvcb_indices(const struct kvcb_codebook *codebook, const float *y, uint32_t n_values, uint8_t *indices);
 
 #endif

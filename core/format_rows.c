@@ -12,10 +12,6 @@
 #include "core/pack.h"
 #include "core/row_kernels.h"
 
-/* Up to so many bits, boundaries are counted, many values at a time; with more, each value is searched for.
- */
-#define COUNT_BITS_MAX 7u
-
 _Static_assert(KV_HEAD_DIM_STEP % KV_ROW_KERNELS_STEP == 0, "prepared rows are whole steps of the kernels");
 _Static_assert(KV_ROW_WORK_NUMBERS >= KV_PREPARED_DIM_MAX, "there is room for a row");
 
@@ -39,11 +35,8 @@ void kv_segment_find_codes(const struct kv_segment *indices, const float *values
 {
 	const struct kvcb_codebook *codebook = indices->codebook;
 
-	if (codebook->bits <= COUNT_BITS_MAX)
-		kv_row_kernels()->count_below(codebook->interior_boundaries, (1u << codebook->bits) - 1,
-			values, indices->n_channels, codes);
-	else
-		kvcb_indices(codebook, values, indices->n_channels, codes);
+	kv_row_kernels()->count_below(codebook->interior_boundaries, (1u << codebook->bits) - 1, values,
+		indices->n_channels, codes);
 }
 
 enum kv_status kv_row_quantise(

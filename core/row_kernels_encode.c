@@ -222,16 +222,21 @@ void OF_SET(kv_row_hadamard_f32)(
 
 /* ---- codebook cells ---- */
 
-/* counts + 1 where values > boundary. */
-INLINE i32_vector count_where_above(i32_vector counts, f32_vector values, float boundary)
+/* counts + 1 where values > boundaries. */
+INLINE i32_vector count_where_above(i32_vector counts, f32_vector values, f32_vector boundaries)
 {
 #if VECTOR_BYTES == 64
 	return (i32_vector)_mm512_mask_add_epi32((__m512i)counts,
-		_mm512_cmp_ps_mask((__m512)values, _mm512_set1_ps(boundary), _CMP_GT_OQ), (__m512i)counts,
+		_mm512_cmp_ps_mask((__m512)values, (__m512)boundaries, _CMP_GT_OQ), (__m512i)counts,
 		_mm512_set1_epi32(1));
 #else
-	return counts - (values > boundary); /* a comparison that holds is -1 */
+	return counts - (values > boundaries); /* a comparison that holds is -1 */
 #endif
+}
+
+INLINE f32_vector repeat(float value)
+{
+	return value - (f32_vector){ 0 };
 }
 
 INLINE void store_cells(i32_vector counts, uint8_t *cells)
@@ -255,6 +260,7 @@ INLINE void store_four_cells(const i32_vector counts[4], uint8_t *cells)
 #endif
 
 #define COUNTS_AT_ONCE 4u
+#define COUNT_MAX      64u /* with more boundaries a search takes less time, though it is no vector */
 
 /* n_vectors is a constant wherever this is called: several counts at once, since one waits for itself. */
 INLINE void count_vectors(const float *boundaries, uint32_t n_boundaries, const float *y,
@@ -271,7 +277,7 @@ INLINE void count_vectors(const float *boundaries, uint32_t n_boundaries, const 
 	for (uint32_t b = 0; b < n_boundaries; b++) {
 		UNROLL
 		for (uint32_t v = 0; v < n_vectors; v++)
-			counts[v] = count_where_above(counts[v], values[v], boundaries[b]);
+			counts[v] = count_where_above(counts[v], values[v], repeat(boundaries[b]));
 	}
 #if VECTOR_BYTES == 32
 	if (n_vectors == 4) {
@@ -284,7 +290,7 @@ INLINE void count_vectors(const float *boundaries, uint32_t n_boundaries, const 
 		store_cells(counts[v], cells + (size_t)v * NARROW_LANES);
 }
 
-/* Values are compared with all boundaries; returns how many values are done. */
+/* Values are compared with all boundaries. */
 static uint32_t count_whole_vectors(
 	const float *boundaries, uint32_t n_boundaries, const float *y, uint32_t n, uint8_t *cells)
 {
@@ -396,24 +402,97 @@ static uint32_t find_sixteen(const float *boundaries, const float *y, uint32_t n
 		store_cells(cells_of(&sixteen, load_f32(y + i)), cells + i);
 	return i;
 }
+
+/*
+ * More cells, the same way: seven boundaries say in which eighth of the cells a value is, and those within
+ * come out of a table each: 7 + 3, 7, 15 and 31 comparisons for 5, 6, 7 and 8 bits.
+ */
+#define EIGHTHS    8u
+#define WITHIN_MAX 31u
+
+/* Lane e of within[k]: boundary k of eighth e. */
+static void fill_eighths(const float *boundaries, uint32_t n_each, float within[WITHIN_MAX][NARROW_LANES])
+{
+	for (uint32_t k = 0; k + 1 < n_each; k++) {
+		for (uint32_t lane = 0; lane < NARROW_LANES; lane++)
+			within[k][lane] = boundaries[lane % EIGHTHS * n_each + k];
+	}
+}
+
+INLINE f32_vector look_up(f32_vector table, i32_vector idx)
+{
+#if VECTOR_BYTES == 64
+	return (f32_vector)_mm512_permutexvar_ps((__m512i)idx, (__m512)table);
+#else
+	return (f32_vector)_mm256_permutevar8x32_ps((__m256)table, (__m256i)idx);
 #endif
+}
+
+static uint32_t find_eighths(
+	const float *boundaries, uint32_t n_each, const float *y, uint32_t n, uint8_t *cells)
+{
+	float within[WITHIN_MAX][NARROW_LANES];
+	uint32_t i = 0;
+
+	fill_eighths(boundaries, n_each, within);
+	for (; i + NARROW_LANES <= n; i += NARROW_LANES) {
+		const f32_vector values = load_f32(y + i);
+		i32_vector eighths = { 0 }, counts;
+
+		UNROLL
+		for (uint32_t e = 1; e < EIGHTHS; e++)
+			eighths = count_where_above(eighths, values, repeat(boundaries[e * n_each - 1]));
+		counts = eighths * (int32_t)n_each;
+		for (uint32_t k = 0; k + 1 < n_each; k++)
+			counts = count_where_above(counts, values, look_up(load_f32(within[k]), eighths));
+		store_cells(counts, cells + i);
+	}
+	return i;
+}
+#endif
+
+/* What whole vectors do; returns how many values are done. */
+static uint32_t find_cells(
+	const float *boundaries, uint32_t n_boundaries, const float *y, uint32_t n, uint8_t *cells)
+{
+#if VECTOR_BYTES >= 32
+	if (n_boundaries == SIXTEEN_BOUNDARIES)
+		return find_sixteen(boundaries, y, n, cells);
+	if (n_boundaries > SIXTEEN_BOUNDARIES && (n_boundaries + 1) % EIGHTHS == 0)
+		return find_eighths(boundaries, (n_boundaries + 1) / EIGHTHS, y, n, cells);
+#endif
+	return n_boundaries < COUNT_MAX ? count_whole_vectors(boundaries, n_boundaries, y, n, cells) : 0;
+}
+
+#define SEARCHES_AT_ONCE 8u
+
+/*
+ * The same number of steps for every value, and no branch that depends on it. n_values is a constant where it
+ * is SEARCHES_AT_ONCE: several searches, since one waits for itself.
+ */
+INLINE void search(const float *boundaries, uint32_t n_boundaries, const float *y, const uint32_t n_values,
+	uint8_t *cells)
+{
+	uint32_t first[SEARCHES_AT_ONCE] = { 0 };
+
+	for (uint32_t left = n_boundaries; left > 0; left /= 2) {
+		const uint32_t half = (left + 1) / 2;
+
+		UNROLL
+		for (uint32_t v = 0; v < n_values; v++)
+			first[v] += half & -(uint32_t)(boundaries[first[v] + half - 1] < y[v]);
+	}
+	for (uint32_t v = 0; v < n_values; v++)
+		cells[v] = (uint8_t)first[v];
+}
 
 void OF_SET(kv_row_count_below)(
 	const float *boundaries, uint32_t n_boundaries, const float *y, uint32_t n, uint8_t *cells)
 {
-	uint32_t i = 0;
+	uint32_t i = find_cells(boundaries, n_boundaries, y, n, cells);
 
-#if VECTOR_BYTES >= 32
-	if (n_boundaries == SIXTEEN_BOUNDARIES)
-		i = find_sixteen(boundaries, y, n, cells);
-	else
-#endif
-		i = count_whole_vectors(boundaries, n_boundaries, y, n, cells);
-	for (; i < n; i++) {
-		uint32_t count = 0;
-
-		for (uint32_t b = 0; b < n_boundaries; b++)
-			count += boundaries[b] < y[i];
-		cells[i] = (uint8_t)count;
-	}
+	for (; i + SEARCHES_AT_ONCE <= n; i += SEARCHES_AT_ONCE)
+		search(boundaries, n_boundaries, y + i, SEARCHES_AT_ONCE, cells + i);
+	for (; i < n; i++)
+		search(boundaries, n_boundaries, y + i, 1, cells + i);
 }

@@ -177,20 +177,17 @@ START_TEST(test_codebook_index_counts_boundaries)
 			codebook.interior_boundaries[i] =
 				(float)(2 * (i + 1)) / (float)(n_boundaries + 1) - 1;
 		for (uint32_t n = 0; n < 10; n++) {
-			float y[KVCB_VALUES_MAX];
-			uint8_t indices[KVCB_VALUES_MAX];
+			float y[256];
 
 			/* a grid that holds the boundaries, so ties come up */
-			for (uint32_t i = 0; i < KVCB_VALUES_MAX; i++)
+			for (uint32_t i = 0; i < 256; i++)
 				y[i] = (float)(kv_test_random(&state) >> 54) / 512.0f - 1;
-			kvcb_indices(&codebook, y, KVCB_VALUES_MAX, indices);
-			for (uint32_t i = 0; i < KVCB_VALUES_MAX; i++) {
+			for (uint32_t i = 0; i < 256; i++) {
 				uint32_t n_below = 0;
 
 				for (uint32_t b = 0; b < n_boundaries; b++)
 					n_below += codebook.interior_boundaries[b] < y[i];
 				ck_assert_uint_eq(kvcb_index(&codebook, y[i]), n_below);
-				ck_assert_uint_eq(indices[i], n_below);
 			}
 		}
 	}

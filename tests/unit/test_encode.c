@@ -342,6 +342,41 @@ START_TEST(test_encode_widen)
 }
 END_TEST
 
+/* Any number of boundaries and of values, many of them on a boundary, some boundaries the same. */
+START_TEST(test_encode_count_below)
+{
+	const struct kv_row_kernels *kernels = begin(_i);
+
+	for (uint32_t n_boundaries = 1; kernels && n_boundaries <= 255; n_boundaries++) {
+		const uint32_t n = any_below(257);
+		float boundaries[256], values[256];
+		uint8_t cells[257];
+
+		for (uint32_t b = 0; b < n_boundaries; b++)
+			boundaries[b] = (float)any_below(400) / 64 - 3;
+		qsort(boundaries, n_boundaries, sizeof(float), ascending);
+		for (uint32_t i = 0; i < n; i++)
+			values[i] = (float)any_below(500) / 64 - 4;
+		cells[n] = 77;
+
+		float *exact = copy_of(boundaries, n_boundaries), *y = copy_of(values, n);
+
+		kernels->count_below(exact, n_boundaries, y, n, cells);
+		for (uint32_t i = 0; i < n; i++) {
+			uint32_t n_below = 0;
+
+			for (uint32_t b = 0; b < n_boundaries; b++)
+				n_below += boundaries[b] < values[i];
+			ck_assert_uint_eq(cells[i], n_below);
+		}
+		ck_assert_uint_eq(cells[n], 77);
+		free(exact);
+		free(y);
+	}
+	kv_row_kernels_use(NULL);
+}
+END_TEST
+
 /* Sums over increasing index, in both precisions, in place and not. */
 START_TEST(test_encode_multiply)
 {
@@ -390,6 +425,7 @@ int main(void)
 	tcase_add_loop_test(tcase, test_encode_refuses_what_is_not_finite, 0, n);
 	tcase_add_loop_test(tcase, test_encode_length_and_divide, 0, n);
 	tcase_add_loop_test(tcase, test_encode_widen, 0, n);
+	tcase_add_loop_test(tcase, test_encode_count_below, 0, n);
 	tcase_add_loop_test(tcase, test_encode_multiply, 0, n);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
