@@ -47,6 +47,56 @@ START_TEST(test_fast_other_groups_are_scalar)
 }
 END_TEST
 
+/*
+ * A logit that float32 cannot hold: refused with its row, where a cap does not make it an answer; decodes
+ * beside it are as they were. On the scalar backend (loop index 0) and on every set.
+ */
+START_TEST(test_fast_huge_logits)
+{
+	static const char *const caps[] = { "0", "2.5" };
+	const struct kv_fast_kernels *kernels = _i > 0 ? kv_fast_kernels_at((uint32_t)_i - 1) : NULL;
+
+	for (size_t c = 0; (kernels || _i == 0) && c < KV_LENGTH(caps); c++) {
+		struct batch_rig rig;
+		struct batch_seq seq;
+		struct kv_decode_op *ops[3];
+		const struct kv_result *result;
+		char json[256];
+
+		snprintf(json, sizeof(json),
+			"{\"name\":\"p\",\"layers\":1,\"q_heads\":4,\"kv_heads\":2,\"block_size\":16,"
+			"\"blocks\":40,"
+			"\"head_dim\":64,\"k\":\"tq4\",\"v\":\"f32\",\"softcap\":%s}",
+			caps[c]);
+		rig_init_with(&rig, 0, kernels, json);
+		seq_init(&rig, &seq, 0, 1);
+		seq_append(&rig, &seq, 0, 1, N_SEEN, KV_DTYPE_F32, true);
+		for (size_t i = 0; i < KV_LENGTH(ops); i++)
+			ops[i] = seq_decode(&rig, &seq, 0, 2, N_SEEN);
+		ops[1]->scale = 1e10f;
+		for (uint32_t i = 0; i < 4 * 64; i++) /* row 1 */
+			((float *)(uintptr_t)ops[1]->q)[4 * 64 + i] *= 1e32f;
+		rig_run(&rig);
+		seq_check(&rig, &seq, ops[0], BOUND_TABLES);
+		seq_check(&rig, &seq, ops[2], BOUND_TABLES);
+		result = &rig.batch.results[ops[1]->result_idx];
+		ck_assert_uint_eq(result->status, c == 0 ? KV_BAD_VALUE : KV_OK);
+		ck_assert_uint_eq(result->row, c == 0 ? 1 : KV_ROW_NONE);
+		for (uint32_t i = 0; i < 2 * 4; i++)
+			ck_assert(c == 0 ? isinf(ops[1]->lse[i]) && ops[1]->lse[i] < 0
+					 : isfinite(ops[1]->lse[i]));
+		for (uint32_t i = 0; i < 2 * 4 * 64; i++) {
+			const float number = ((const float *)(const void *)ops[1]->out)[i];
+
+			if (c == 0 ? number != 0 : !isfinite(number))
+				ck_abort_msg("number %u is %g", i, (double)number);
+		}
+		seq_finish(&seq);
+		rig_finish(&rig);
+	}
+}
+END_TEST
+
 #define LONG_POOL                                                                                           \
 	"{\"name\":\"p\",\"layers\":1,\"q_heads\":6,\"kv_heads\":2,\"block_size\":16,\"blocks\":16,\"head_" \
 	"dim\":32,"                                                                                         \
@@ -299,6 +349,7 @@ int main(void)
 		return 77; /* no set of kernels on this processor */
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, test_fast_other_groups_are_scalar, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_huge_logits, 0, 1 + N_SETS);
 	tcase_add_loop_test(tc, test_fast_long_sequences, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_same_bits_in_any_company, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_many_waves, 0, N_SETS);
