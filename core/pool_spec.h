@@ -134,7 +134,7 @@ struct kv_pool_spec {
  *	alibi                       [q_heads] slopes
  *	                            scale to softcap: one number, or an array with one per layer; sinks and
  *	                            alibi: one array for all layers, or an array with one (or null) per layer;
- *	                            no number of them is above 1e38
+ *	                            no number of them is above 1e38, a slope 1e28
  *	rotation                    rht (default at powers of two), qr (default elsewhere), file
  *	seed            42          of the rotations
  *	per_layer       false       every layer has a rotation of its own, of seed + 1000003 * layer

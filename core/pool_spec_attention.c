@@ -10,8 +10,9 @@
 #include "core/memory.h"
 #include "core/pool_spec_internal.h"
 
-/* In units of log2, in which a GPU has logits, float32 can still hold it. */
+/* In units of log2, in which a GPU has logits, float32 can still hold it; a slope times any distance, too. */
 #define NUMBER_MAX 1e38f
+#define SLOPE_MAX  1e28f
 
 /* Where a layer's value stands: the member itself, or its element. */
 struct place {
@@ -90,8 +91,8 @@ static enum kv_status read_positive(const struct kv_spec_reader *reader, struct 
 }
 
 /* One number per query head, or (null) nothing on this layer. */
-static enum kv_status read_heads(const struct kv_spec_reader *reader, const struct place *place, uint32_t n,
-	float *numbers, const float **out)
+static enum kv_status read_heads(const struct kv_spec_reader *reader, const struct place *place, float most,
+	uint32_t n, float *numbers, const float **out)
 {
 	char expected[64];
 
@@ -107,17 +108,18 @@ static enum kv_status read_heads(const struct kv_spec_reader *reader, const stru
 		char element[KV_MEMBER_BYTES_MAX + 16];
 
 		numbers[h] = (float)json_number_value(number);
-		if (json_is_number(number) && fabsf(numbers[h]) <= NUMBER_MAX)
+		if (json_is_number(number) && fabsf(numbers[h]) <= most)
 			continue;
 		snprintf(element, sizeof(element), "%s[%u]", place->member, h);
-		return kv_spec_refuse(reader, element, number, "a number from -1e38 to 1e38");
+		snprintf(expected, sizeof(expected), "a number from %g to %g", -(double)most, (double)most);
+		return kv_spec_refuse(reader, element, number, expected);
 	}
 	*out = numbers;
 	return KV_OK;
 }
 
 static enum kv_status read_per_head(const struct kv_spec_reader *reader, struct kv_made_spec *made,
-	const char *member, float **numbers, const float **(*of)(struct kv_layer_spec *layer))
+	const char *member, float most, float **numbers, const float **(*of)(struct kv_layer_spec *layer))
 {
 	const json_t *value = json_object_get(reader->json, member), *first = json_array_get(value, 0);
 	const uint32_t n_layers = made->base.n_layers, n = made->base.q_heads;
@@ -135,8 +137,8 @@ static enum kv_status read_per_head(const struct kv_spec_reader *reader, struct 
 		enum kv_status status = find_place(reader, member, value, n_layers, l, is_per_layer, &place);
 
 		if (status == KV_OK)
-			status =
-				read_heads(reader, &place, n, *numbers + (size_t)l * n, of(&made->layers[l]));
+			status = read_heads(
+				reader, &place, most, n, *numbers + (size_t)l * n, of(&made->layers[l]));
 		if (status != KV_OK)
 			return status;
 	}
@@ -215,6 +217,7 @@ enum kv_status kv_spec_read_attention(const struct kv_spec_reader *reader, struc
 	if (status == KV_OK)
 		status = check_sink_tokens(reader, made);
 	if (status == KV_OK)
-		status = read_per_head(reader, made, "sinks", &made->sinks, sinks_of);
-	return status == KV_OK ? read_per_head(reader, made, "alibi", &made->alibi, alibi_of) : status;
+		status = read_per_head(reader, made, "sinks", NUMBER_MAX, &made->sinks, sinks_of);
+	return status == KV_OK ? read_per_head(reader, made, "alibi", SLOPE_MAX, &made->alibi, alibi_of)
+			       : status;
 }

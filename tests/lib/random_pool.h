@@ -59,9 +59,9 @@ static inline json_t *random_numbers(uint64_t *seed, uint32_t n, double size)
 }
 
 /* Now and then the largest that there may be. */
-static inline double random_or_most(uint64_t *seed, double usual)
+static inline double random_or_most(uint64_t *seed, double usual, double most)
 {
-	return !random_one_of(seed, 30) ? usual : usual < 0 ? -1e38 : 1e38;
+	return !random_one_of(seed, 30) ? usual : usual < 0 ? -most : most;
 }
 
 static inline const char *random_format(uint64_t *seed)
@@ -155,7 +155,7 @@ static inline json_t *random_softcap(const struct random_pool *pool)
 {
 	return json_real(random_one_of(pool->seed, 4)
 			? 0
-			: random_or_most(pool->seed, 2.5 + 2 * random_unit(pool->seed)));
+			: random_or_most(pool->seed, 2.5 + 2 * random_unit(pool->seed), 1e38));
 }
 
 /* About what keeps logits as spread as the default does. */
@@ -164,19 +164,26 @@ static inline json_t *random_scale(const struct random_pool *pool)
 	return json_real((1 + 0.5 * random_unit(pool->seed)) / (4 + pool->k_dim / 16.0));
 }
 
+static inline json_t *random_of_heads(const struct random_pool *pool, double size, double most)
+{
+	json_t *numbers = random_numbers(pool->seed, pool->q_heads, size);
+
+	for (uint32_t h = 0; h < pool->q_heads; h++) {
+		const double usual = json_number_value(json_array_get(numbers, h));
+
+		json_array_set_new(numbers, h, json_real(random_or_most(pool->seed, usual, most)));
+	}
+	return numbers;
+}
+
 static inline json_t *random_sinks(const struct random_pool *pool)
 {
-	json_t *numbers = random_numbers(pool->seed, pool->q_heads, 4);
-
-	for (uint32_t h = 0; h < pool->q_heads; h++)
-		json_array_set_new(numbers, h,
-			json_real(random_or_most(pool->seed, json_number_value(json_array_get(numbers, h)))));
-	return numbers;
+	return random_of_heads(pool, 4, 1e38);
 }
 
 static inline json_t *random_alibi(const struct random_pool *pool)
 {
-	return random_numbers(pool->seed, pool->q_heads, 0.1);
+	return random_of_heads(pool, 0.1, 1e28);
 }
 
 static inline void random_attention(struct random_pool *pool)

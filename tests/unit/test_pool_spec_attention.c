@@ -145,10 +145,10 @@ static const struct {
 	{ "\"sinks\":[[1,2],[3],null]",
 		"sinks[1] is an array: expected an array of 2 numbers, one per query head" },
 	{ "\"sinks\":[[1,2],[3,4],5]", "sinks[2] 5: expected an array of 2 numbers, one per query head" },
-	{ "\"alibi\":[1,\"2\"]", "alibi[1] \"2\": expected a number from -1e38 to 1e38" },
-	{ "\"sinks\":[1,-3e38]", "sinks[1] -3e+38: expected a number from -1e38 to 1e38" },
+	{ "\"alibi\":[1,\"2\"]", "alibi[1] \"2\": expected a number from -1e+28 to 1e+28" },
+	{ "\"sinks\":[1,-3e38]", "sinks[1] -3e+38: expected a number from -1e+38 to 1e+38" },
 	{ "\"scale\":2e38", "scale 2e+38: expected a float32 number above 0 and up to 1e38" },
-	{ "\"alibi\":[[1,2],[1,1e39],null]", "alibi[1][1] 1e+39: expected a number from -1e38 to 1e38" },
+	{ "\"alibi\":[[1,2],[1,1e39],null]", "alibi[1][1] 1e+39: expected a number from -1e+28 to 1e+28" },
 };
 
 /* Every refusal says which member, which layer, what was found and what was expected. */
