@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KVCB_BITS_MAX   8u
+#define KVCB_BITS_MAX 8u
 
 struct kvcb_codebook {
 	uint32_t head_dim;
