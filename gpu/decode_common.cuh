@@ -85,13 +85,35 @@ static __device__ __forceinline__ uint64_t slot_of_item(const struct kvg_decode_
 	return 2 * blockIdx.x + (item_unit <= share.unit_first ? 0 : 1);
 }
 
-/* A warp's ring of STAGES units, filled by bulk copies of one tile each. */
-template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
-	static constexpr uint32_t TILES = TOKENS / 16, STAGE_BYTES = TILES * TILE_BYTES;
+/*
+ * Warps that only fill the rings of the others, as many as give and take registers together; those of a
+ * thread, as launched (multiples of eight) and after the feeding warps have left theirs to the working ones.
+ */
+static constexpr int FEEDERS = 4;
+
+template <class Kernel> struct registers {
+	static constexpr int WARPS = Kernel::WARPS + FEEDERS, LAUNCHED = 65536 / (WARPS * 32) / 8 * 8;
+	static constexpr int FEEDING = 32;
+	static constexpr int WORKING = (LAUNCHED * WARPS - FEEDING * FEEDERS) / Kernel::WARPS / 8 * 8;
+};
+
+/*
+ * One of the feeding warps. It fills the rings of N_SERVED warps, STAGES units each, by bulk copies of one
+ * tile: a lane has one tile of the next unit of one of them. So working warps neither wait for block tables
+ * and addresses nor keep them in registers.
+ */
+template <class Kernel> struct feeder {
+	static constexpr uint32_t TOKENS = Kernel::TOKENS, STAGES = Kernel::STAGES, WARPS = Kernel::WARPS;
+	static constexpr uint32_t TILES = TOKENS / 16, TILE_BYTES = Kernel::TILE_BYTES,
+				  STAGE_BYTES = Kernel::STAGE_BYTES;
+	static constexpr uint32_t N_SERVED = WARPS / FEEDERS;
+	static_assert(N_SERVED * TILES <= 32, "a lane for every tile");
+	static_assert(WARPS % FEEDERS == 0, "equal shares");
 
 	const struct kvg_decode_params &params;
-	uint32_t stages, barriers; /* shared memory */
-	uint32_t lane, block_shift, unit_end;
+	uint32_t warp, tile;          /* of the lane; lanes that have none have no units either */
+	uint32_t stages, full, empty; /* of that warp, in shared memory: its ring, barriers of its stages */
+	uint32_t block_shift, unit_end;
 	uint32_t unit, at; /* the next one to load, and its number in the item */
 	struct cursor item;
 	/* Of the item: its block table, the pages of its layer and KV head, its tiles. */
@@ -99,28 +121,36 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 	const uint8_t *pages;
 	uint32_t tile_first, tile_low, tile_high;
 	uint32_t block_bytes;
-	const uint8_t *source; /* lane < TILES: its tile of the next unit */
+	const uint8_t *source; /* of the lane's tile of the next unit */
 
-	__device__ __forceinline__ ring(const struct kvg_decode_params &params, const struct share &share,
-		uint32_t warp, uint32_t stages, uint32_t barriers)
-	    : params(params), stages(stages), barriers(barriers), lane(threadIdx.x % 32),
-	      block_shift(params.tables.block_size / 32), /* 16, 32, 64 tokens: 0, 1, 2 */
+	__device__ __forceinline__ feeder(const struct kvg_decode_params &params, const struct share &share,
+		uint32_t turn, uint32_t memory)
+	    : params(params), block_shift(params.tables.block_size / 32), /* 16, 32, 64 tokens: 0, 1, 2 */
 	      unit_end(share.unit_end), unit(share.unit_first), at(share.unit_first - share.item_unit),
 	      item(share.item), source(NULL)
 	{
-		if (lane == 0) {
-			for (int s = 0; s < STAGES; s++)
-				barrier_init(barriers + 8 * s, 1);
+		const uint32_t lane = threadIdx.x % 32;
+		const bool is_idle = lane >= N_SERVED * TILES;
+
+		warp = turn * N_SERVED + (is_idle ? 0 : lane / TILES);
+		tile = lane % TILES;
+		stages = memory + Kernel::RING_AT + warp * STAGES * STAGE_BYTES;
+		full = memory + Kernel::FULL_AT + warp * STAGES * 8;
+		empty = memory + Kernel::EMPTY_AT + warp * STAGES * 8;
+		if (tile == 0 && !is_idle) {
+			for (uint32_t s = 0; s < STAGES; s++) {
+				barrier_init(full + 8 * s, 1);
+				barrier_init(empty + 8 * s, 1);
+			}
 			barrier_publish();
 		}
 		__syncwarp();
 		block_bytes = params.tables.kv_heads * TILE_BYTES << block_shift;
+		if (is_idle)
+			unit = unit_end;
 		enter_item();
 		move_on(warp);
 		look_ahead();
-#pragma unroll
-		for (int s = 0; s < STAGES; s++)
-			refill(s);
 	}
 
 	__device__ __forceinline__ void enter_item()
@@ -128,7 +158,7 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 		const struct kvg_decode_row &row = params.rows[item.row_idx];
 
 		table = row.table;
-		tile_first = row.token_lo / TOKENS * TILES + lane;
+		tile_first = row.token_lo / TOKENS * TILES + tile;
 		tile_low = row.token_lo / 16;
 		tile_high = (row.token_hi - 1) / 16;
 		pages = row.pages +
@@ -141,13 +171,13 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 	 */
 	__device__ __forceinline__ void look_ahead()
 	{
-		if (unit >= unit_end || lane >= TILES)
+		if (unit >= unit_end)
 			return;
 
-		const uint32_t tile = min(max(tile_first + at * TILES, tile_low), tile_high);
+		const uint32_t place = min(max(tile_first + at * TILES, tile_low), tile_high);
 
-		source = pages + (uint64_t)table[tile >> block_shift] * block_bytes +
-			(tile & ((1u << block_shift) - 1)) * TILE_BYTES;
+		source = pages + (uint64_t)table[place >> block_shift] * block_bytes +
+			(place & ((1u << block_shift) - 1)) * TILE_BYTES;
 	}
 
 	/* To the warp's next unit that has tokens. */
@@ -171,19 +201,51 @@ template <int TOKENS, int STAGES, int WARPS, uint32_t TILE_BYTES> struct ring {
 			enter_item();
 	}
 
-	/* Loads the next unit into the stage, which all lanes have read. */
-	__device__ __forceinline__ void refill(uint32_t stage)
+	/* Loads the next unit of a lane's warp, where it is told to, into a stage that nobody reads. */
+	__device__ __forceinline__ void fill(uint32_t stage, bool is_filled)
 	{
-		if (unit < unit_end) {
-			if (lane == 0)
-				barrier_expect(barriers + 8 * stage, STAGE_BYTES);
-			__syncwarp();
-			if (lane < TILES)
-				bulk_copy(stages + stage * STAGE_BYTES + lane * TILE_BYTES, source,
-					TILE_BYTES, barriers + 8 * stage, evict_first_policy());
+		if (is_filled && tile == 0)
+			barrier_expect(full + 8 * stage, STAGE_BYTES);
+		__syncwarp();
+		if (is_filled) {
+			bulk_copy(stages + stage * STAGE_BYTES + tile * TILE_BYTES, source, TILE_BYTES,
+				full + 8 * stage, evict_first_policy());
+			move_on(WARPS);
+			look_ahead();
 		}
-		move_on(WARPS);
-		look_ahead();
+	}
+
+	__device__ __forceinline__ void fill_all()
+	{
+#pragma unroll
+		for (uint32_t s = 0; s < STAGES; s++)
+			fill(s, unit < unit_end);
+	}
+
+	/*
+	 * Until all units are loaded: fills a stage when its warp has left it. No warp waits for another: one
+	 * may have many more units, and others do not go on before it has done them.
+	 */
+	__device__ __forceinline__ void feed()
+	{
+		uint32_t stage = 0, parity = 0; /* of the lane's warp */
+
+		while (__any_sync(0xFFFFFFFFu, unit < unit_end)) {
+			const bool is_left =
+				tile == 0 && unit < unit_end && barrier_is_over(empty + 8 * stage, parity);
+			const uint32_t left = __ballot_sync(0xFFFFFFFFu, is_left);
+			const bool is_filled = (left >> (threadIdx.x % 32 - tile) & 1u) != 0;
+
+			if (left == 0) {
+				pause();
+				continue;
+			}
+			fill(stage, is_filled);
+			if (is_filled && ++stage == STAGES) {
+				stage = 0;
+				parity ^= 1;
+			}
+		}
 	}
 };
 
@@ -265,12 +327,12 @@ static __device__ __forceinline__ void write_partial(
 }
 
 /*
- * The whole of a kernel over tiles. Kernel has one warp's state: load_query(item), begin_item(), add_unit(),
- * leave(), and where the block's sums lie. Queries of the next item are asked for before the sums of this one
- * are merged.
+ * What a working warp does. Kernel has its state: load_query(item), begin_item(), add_unit(), leave(), and
+ * where the block's sums lie. Queries of the next item are asked for before the sums of this one are merged.
  */
 template <class Kernel>
-static __device__ __forceinline__ void walk_items(const struct kvg_decode_params &params, uint8_t *memory)
+static __device__ __forceinline__ void walk_items(
+	const struct kvg_decode_params &params, const struct share &share, uint8_t *memory)
 {
 	constexpr uint32_t WARPS = Kernel::WARPS, SLOTS = Kernel::SLOTS, TOKENS = Kernel::TOKENS;
 	constexpr uint32_t STAGES = Kernel::STAGES;
@@ -280,11 +342,10 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 	const uint32_t group = params.tables.q_heads / params.tables.kv_heads;
 	const uint32_t stages =
 		shared_address(memory) + Kernel::RING_AT + warp * STAGES * Kernel::STAGE_BYTES;
-	const uint32_t barrier = shared_address(memory) + Kernel::BARRIERS_AT + warp * STAGES * 8;
-	const struct share share = find_share(params);
+	const uint32_t full = shared_address(memory) + Kernel::FULL_AT + warp * STAGES * 8;
+	const uint32_t empty = shared_address(memory) + Kernel::EMPTY_AT + warp * STAGES * 8;
 	struct cursor item = share.item;
 	uint32_t item_unit = share.item_unit, stage = 0, parity = 0, unit = share.unit_first + warp;
-	ring<TOKENS, STAGES, WARPS, Kernel::TILE_BYTES> ring(params, share, warp, stages, barrier);
 	Kernel kernel(params, memory, lane);
 
 	/* Pages were complete before the kernel that makes the queries began; only its queries are waited
@@ -292,8 +353,7 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 	wait_for_previous();
 	let_next_begin();
 	kernel.load_query(params, item.row_idx * n_virtual + item.virtual_head, lane);
-	if (Kernel::HAS_SHARED_QUERY)
-		__syncthreads();
+	__syncthreads(); /* the feeders' barriers are ready */
 	while (item_unit < share.unit_end) {
 		const struct kvg_decode_row &row = params.rows[item.row_idx];
 		const uint32_t token_first = row.token_lo / TOKENS * TOKENS, lo = row.token_lo,
@@ -304,11 +364,12 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 		while (unit < item_unit)
 			unit += WARPS;
 		for (; unit < end; unit += WARPS) {
-			barrier_wait(barrier + 8 * stage, parity);
+			barrier_wait(full + 8 * stage, parity);
 			kernel.add_unit(stages + stage * Kernel::STAGE_BYTES,
 				token_first + (unit - item_unit) * TOKENS, lo, hi, lane);
 			__syncwarp();
-			ring.refill(stage);
+			if (lane == 0)
+				barrier_arrive(empty + 8 * stage);
 			if (++stage == STAGES) {
 				stage = 0;
 				parity ^= 1;
@@ -328,36 +389,50 @@ static __device__ __forceinline__ void walk_items(const struct kvg_decode_params
 		for (int round = WARPS / SLOTS - 1; round >= 0; round--) {
 			if (turn == (uint32_t)round)
 				kernel.leave(slot, round < (int)(WARPS / SLOTS) - 1, lane);
-			__syncthreads();
+			sync_threads(WARPS * 32);
 		}
 		write_partial(params, kernel, out, n_heads);
-		__syncthreads();
+		sync_threads(WARPS * 32);
 	}
 }
 
 /* Launch and load functions of one Kernel. */
 template <class Kernel>
-static __global__ void __launch_bounds__(Kernel::WARPS * 32, Kernel::BLOCKS)
+static __global__ void __launch_bounds__(registers<Kernel>::WARPS * 32, 1)
 	walk_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
 	KVG_DYNAMIC_SHARED(memory, 1024);
+	const struct share share = find_share(params);
+	/* From one lane, so that the compiler sees that a warp does not part; it saves a fifth of the tq4
+	 * kernel's instructions, as addresses that all lanes share are kept once. */
+	const uint32_t warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
 
-	walk_items<Kernel>(params, memory);
+	if (warp < Kernel::WARPS) {
+		take_registers<registers<Kernel>::WORKING>();
+		walk_items<Kernel>(params, share, memory);
+	} else {
+		give_registers<registers<Kernel>::FEEDING>();
+
+		feeder<Kernel> feeder(params, share, warp - Kernel::WARPS, shared_address(memory));
+
+		feeder.fill_all();
+		__syncthreads();
+		feeder.feed();
+	}
 }
 
 template <class Kernel>
 static cudaError_t launch_walk(const struct kvg_decode_params *params, cudaStream_t stream)
 {
-	const struct kvg_grid grid = { dim3(params->n_blocks), Kernel::WARPS * 32, Kernel::SHARED_BYTES,
-		stream, params->is_dependent != 0 };
+	const struct kvg_grid grid = { dim3(params->n_blocks), registers<Kernel>::WARPS * 32,
+		Kernel::SHARED_BYTES, stream, params->is_dependent != 0 };
 
 	return kvg_launch(walk_kernel<Kernel>, grid, params);
 }
 
 template <class Kernel> static cudaError_t load_walk()
 {
-	static_assert(Kernel::SHARED_BYTES * Kernel::BLOCKS + 1024 * (Kernel::BLOCKS - 1) <= 227 * 1024,
-		"shared memory of one SM");
+	static_assert(Kernel::SHARED_BYTES <= 227 * 1024, "shared memory of one thread block");
 	return cudaFuncSetAttribute(
 		walk_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)Kernel::SHARED_BYTES);
 }
@@ -375,8 +450,7 @@ template <class Kernel> static cudaError_t load_walk()
 	{                                                                      \
 		using variant = tiles::__VA_ARGS__;                            \
 		static_assert(variant::HEADS == kvg_listed_heads_##name &&     \
-				variant::TOKENS == kvg_listed_tokens_##name && \
-				variant::BLOCKS == kvg_listed_blocks_##name,   \
+				variant::TOKENS == kvg_listed_tokens_##name,   \
 			"as variants.h lists it");                             \
 		return tiles::load_walk<variant>();                            \
 	}

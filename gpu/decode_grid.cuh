@@ -95,33 +95,23 @@ static __device__ __forceinline__ void load_set(uint32_t address, uint32_t lane,
 	}
 }
 
-/*
- * Scores. N_RESTS: how many of K's products, of 32 channels each, are made exact; Q_IN_MEMORY: queries stay
- * in shared memory, where registers are scarce.
- */
-template <class Shape, int BITS, int N_RESTS, bool Q_IN_MEMORY> struct grid_scores {
+/* Scores. N_RESTS: how many of K's products, of 32 channels each, are made exact. */
+template <class Shape, int BITS, int N_RESTS> struct grid_scores {
 	static constexpr int D = Shape::D, GROUPS = Shape::GROUPS;
 	static constexpr int PRODUCTS = D / 32, SETS = D / 64; /* of channels, of a lane */
 	static constexpr uint32_t NORMS_AT = 2 * D * BITS, K_BYTES = NORMS_AT + 64;
 	static constexpr uint32_t TABLE_BYTES = 0, ROOM_FLOATS = 0;
-	static constexpr uint32_t GROUP_BYTES = 8 * D; /* queries of four heads */
-	static constexpr uint32_t QUERY_BYTES =
-		Q_IN_MEMORY ? GROUP_BYTES * (N_RESTS > 0 ? GROUPS + 1 : GROUPS) : 0;
-	static constexpr bool HAS_SHARED_QUERY = Q_IN_MEMORY;
-	static constexpr int Q_WORDS = Q_IN_MEMORY ? 1 : D / 16,
-			     REST_WORDS = !Q_IN_MEMORY && N_RESTS > 0 ? 2 * N_RESTS : 1;
+	static constexpr int Q_WORDS = D / 16, REST_WORDS = N_RESTS > 0 ? 2 * N_RESTS : 1;
 
 	uint32_t low_table, high_table, low_rests, high_rests;
-	uint32_t queries, query_turn;
 	uint32_t q[GROUPS][Q_WORDS], q_rest[REST_WORDS];
 	float q_scale;
 
-	__device__ __forceinline__ grid_scores(
-		const struct kvg_decode_params &params, uint8_t *, uint32_t queries, uint32_t)
+	__device__ __forceinline__ grid_scores(const struct kvg_decode_params &params, uint8_t *, uint32_t)
 	    : low_table(params.tables.words[params.k_table]),
 	      high_table(params.tables.words[params.k_table + 1]),
 	      low_rests(params.tables.words[params.k_table + 2]),
-	      high_rests(params.tables.words[params.k_table + 3]), queries(queries), query_turn(1)
+	      high_rests(params.tables.words[params.k_table + 3])
 	{
 	}
 
@@ -152,21 +142,14 @@ template <class Shape, int BITS, int N_RESTS, bool Q_IN_MEMORY> struct grid_scor
 			(const uint4 *)params.q_prepared + (uint64_t)item_idx * GROUPS * (D / 2);
 
 		q_scale = params.q_scales[item_idx];
-		if constexpr (Q_IN_MEMORY) {
-			/* The other of two places: slower warps still read the query before. */
-			query_turn ^= 1;
-			for (uint32_t i = threadIdx.x; i < GROUPS * (D / 2); i += Shape::WARPS * 32)
-				put_query(queries + query_turn * QUERY_BYTES, i, fragments[i]);
-		} else {
 #pragma unroll
-			for (int h = 0; h < GROUPS; h++) {
+		for (int h = 0; h < GROUPS; h++) {
 #pragma unroll
-				for (int i = 0; i < SETS; i++) {
-					const uint4 v = fragments[(h * 32 + lane) * SETS + i];
+			for (int i = 0; i < SETS; i++) {
+				const uint4 v = fragments[(h * 32 + lane) * SETS + i];
 
-					q[h][4 * i] = v.x, q[h][4 * i + 1] = v.y, q[h][4 * i + 2] = v.z,
-						 q[h][4 * i + 3] = v.w;
-				}
+				q[h][4 * i] = v.x, q[h][4 * i + 1] = v.y, q[h][4 * i + 2] = v.z,
+					 q[h][4 * i + 3] = v.w;
 			}
 		}
 	}
@@ -177,26 +160,9 @@ template <class Shape, int BITS, int N_RESTS, bool Q_IN_MEMORY> struct grid_scor
 	 * each, of the heads of the first group and of the second in turn. Neighbouring columns are four
 	 * lanes apart.
 	 */
-	static __device__ __forceinline__ void put_query(uint32_t to, uint32_t i, const uint4 &piece)
-	{
-		const uint32_t owner = i / SETS % 32, at = to + i % SETS * 512;
-
-		/* Piece i of the fragments is piece i % SETS of the words of a lane. */
-		store_16(at + i / (32 * SETS) * GROUP_BYTES + owner * 16, piece);
-		if constexpr (N_RESTS > 0) {
-			if (owner & 4u)
-				return;
-			store_16(at + GROUPS * GROUP_BYTES +
-					(GROUPS == 2 && i < 32 * SETS ? owner : owner ^ 4u) * 16,
-				piece);
-			if (GROUPS == 1)
-				store_16(at + GROUPS * GROUP_BYTES + owner * 16, make_uint4(0, 0, 0, 0));
-		}
-	}
-
 	__device__ __forceinline__ void begin_queries(uint32_t lane)
 	{
-		if constexpr (!Q_IN_MEMORY && N_RESTS > 0) {
+		if constexpr (N_RESTS > 0) {
 #pragma unroll
 			for (int i = 0; i < 2 * N_RESTS; i++) {
 				const uint32_t high = __shfl_xor_sync(0xFFFFFFFFu, q[GROUPS - 1][i], 4);
@@ -206,43 +172,19 @@ template <class Shape, int BITS, int N_RESTS, bool Q_IN_MEMORY> struct grid_scor
 		}
 	}
 
-	/* Words 4 half .. 4 half + 3 of the query of a group, or of the rests, which lie behind them. */
-	__device__ __forceinline__ uint4 query_words(int h, int half, uint32_t lane) const
-	{
-		return load_16(queries + query_turn * QUERY_BYTES + h * GROUP_BYTES + half * 512 + lane * 16);
-	}
-
 	/* ---- scores ---- */
 
 	/* The first products of the dequantised rows of a lane with a query; h == GROUPS: with the rests'
 	 * operand. */
 	__device__ __forceinline__ void add_products(
-		int (&sum)[4], int h, const uint32_t (&r)[2][D / 16], int n_products, uint32_t lane) const
+		int (&sum)[4], int h, const uint32_t (&r)[2][D / 16], int n_products) const
 	{
 #pragma unroll
-		for (int half = 0; half < SETS; half++) {
-			uint32_t b[4];
+		for (int k = 0; k < n_products; k++) {
+			const uint32_t *b = h == GROUPS ? q_rest : q[h % GROUPS];
 
-			if (2 * half >= n_products)
-				break;
-			if constexpr (Q_IN_MEMORY) {
-				const uint4 v = query_words(h, half, lane);
-
-				b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
-			} else {
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					b[i] = h == GROUPS ? q_rest[(4 * half + i) % REST_WORDS]
-							   : q[h % GROUPS][(4 * half + i) % Q_WORDS];
-			}
-#pragma unroll
-			for (int j = 0; j < 2; j++) {
-				const int k = 2 * half + j;
-
-				if (k < n_products)
-					add_signed(sum, r[0][2 * k], r[1][2 * k], r[0][2 * k + 1],
-						r[1][2 * k + 1], b[2 * j], b[2 * j + 1]);
-			}
+			add_signed(sum, r[0][2 * k], r[1][2 * k], r[0][2 * k + 1], r[1][2 * k + 1], b[2 * k],
+				b[2 * k + 1]);
 		}
 	}
 
@@ -279,14 +221,14 @@ template <class Shape, int BITS, int N_RESTS, bool Q_IN_MEMORY> struct grid_scor
 		int rests[4] = { 0, 0, 0, 0 };
 
 		if constexpr (N_RESTS > 0 && GROUPS == 2)
-			add_products(rests, GROUPS, rest, N_RESTS, lane);
+			add_products(rests, GROUPS, rest, N_RESTS);
 #pragma unroll
 		for (int h = 0; h < GROUPS; h++) {
 			int sum[4] = { GRID_MAGIC, GRID_MAGIC, GRID_MAGIC, GRID_MAGIC };
 
-			add_products(sum, h, r, PRODUCTS, lane);
+			add_products(sum, h, r, PRODUCTS);
 			if constexpr (N_RESTS > 0 && GROUPS == 1)
-				add_products(sum, GROUPS, rest, N_RESTS, lane);
+				add_products(sum, GROUPS, rest, N_RESTS);
 			unit.y[h][t][0] = fmaf(join_digits(sum[0], sum[1] + rests[h]), k0, log2_n0);
 			unit.y[h][t][1] = fmaf(join_digits(sum[2], sum[3] + rests[2 + h]), k1, log2_n1);
 		}
@@ -464,12 +406,10 @@ template <class Shape, class Scores, int BITS> struct grid_values {
 	}
 };
 
-/* What instantiations say: TOKENS of a unit, STAGES of the ring of each of WARPS warps; N_BLOCKS thread
- * blocks of an SM; GROUPS of four heads. */
-template <int D, int BITS, int TOKENS, int STAGES, int WARPS, int N_BLOCKS, int GROUPS, int SLOT_WARPS,
-	int N_RESTS, bool Q_IN_MEMORY,
-	class Shape = shape<D, TOKENS, STAGES, WARPS, N_BLOCKS, SLOT_WARPS, GROUPS>,
-	class Scores = grid_scores<Shape, BITS, N_RESTS, Q_IN_MEMORY>>
+/* What instantiations say: TOKENS of a unit, STAGES of a warp's ring; GROUPS of four heads. */
+template <int D, int BITS, int TOKENS, int STAGES, int GROUPS, int SLOT_WARPS, int N_RESTS,
+	class Shape = shape<D, TOKENS, STAGES, SLOT_WARPS, GROUPS>,
+	class Scores = grid_scores<Shape, BITS, N_RESTS>>
 using grid = kernel<Shape, Scores, grid_values<Shape, Scores, BITS>>;
 
 } // namespace tiles

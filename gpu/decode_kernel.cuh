@@ -12,12 +12,14 @@
 namespace tiles
 {
 
-/* Channels; tokens of a unit; stages of the ring of each warp; warps and thread blocks; warps that leave
- * their sums side by side; heads in fours, as every lane has one of each four. */
-template <int D_, int TOKENS_, int STAGES_, int WARPS_, int N_BLOCKS, int SLOT_WARPS, int N_GROUPS>
-struct shape {
-	static constexpr int D = D_, TOKENS = TOKENS_, TILES = TOKENS / 16, STAGES = STAGES_, WARPS = WARPS_,
-			     BLOCKS = N_BLOCKS, SLOTS = SLOT_WARPS, GROUPS = N_GROUPS, HEADS = 4 * GROUPS;
+/*
+ * Channels; tokens of a unit; stages of a warp's ring; warps that leave their sums side by side; heads in
+ * fours, as every lane has one of each four. Eight warps, two of each scheduler: with units of 128 tokens or
+ * so and 232 registers of a thread they have enough independent instructions, and shared memory is full.
+ */
+template <int D_, int TOKENS_, int STAGES_, int SLOT_WARPS, int N_GROUPS> struct shape {
+	static constexpr int D = D_, TOKENS = TOKENS_, TILES = TOKENS / 16, STAGES = STAGES_, WARPS = 8,
+			     SLOTS = SLOT_WARPS, GROUPS = N_GROUPS, HEADS = 4 * GROUPS;
 	static_assert(WARPS % SLOTS == 0, "whole rounds");
 };
 
@@ -75,26 +77,25 @@ static __device__ __forceinline__ float largest_of(const struct unit<Shape> &uni
 /* What walk_items() of decode_common.cuh wants of a kernel. */
 template <class Shape, class Scores, class Values> struct kernel : Scores, Values {
 	static constexpr int TOKENS = Shape::TOKENS, TILES = Shape::TILES, STAGES = Shape::STAGES,
-			     WARPS = Shape::WARPS, BLOCKS = Shape::BLOCKS, SLOTS = Shape::SLOTS,
-			     HEADS = Shape::HEADS;
+			     WARPS = Shape::WARPS, SLOTS = Shape::SLOTS, HEADS = Shape::HEADS;
 	static constexpr uint32_t TILE_BYTES = Scores::K_BYTES + Values::V_BYTES,
 				  STAGE_BYTES = TILES * TILE_BYTES, CHUNKS = Shape::D / 4;
 	/* Shared memory: a table of the scores', rings, sums where that table has no room for them, maxima
-	 * and denominators [SLOTS][HEADS][2], queries twice, barriers. */
+	 * and denominators [SLOTS][HEADS][2], barriers of stages that are full and of those that are empty.
+	 */
 	static constexpr uint32_t RING_AT = Scores::TABLE_BYTES;
 	static constexpr uint32_t SUMS_AT = RING_AT + WARPS * STAGES * STAGE_BYTES;
 	static constexpr uint32_t MAX_SUMS_AT =
 		SUMS_AT + (Scores::TABLE_BYTES == 0 ? SLOTS * HEADS * Values::ROW_FLOATS * 4 : 0);
-	static constexpr uint32_t QUERIES_AT = MAX_SUMS_AT + SLOTS * HEADS * 2 * 4;
-	static constexpr uint32_t BARRIERS_AT = QUERIES_AT + 2 * Scores::QUERY_BYTES;
-	static constexpr size_t SHARED_BYTES = BARRIERS_AT + WARPS * STAGES * 8;
-	static_assert(QUERIES_AT % 16 == 0, "queries are read 16 bytes at a time");
+	static constexpr uint32_t FULL_AT = MAX_SUMS_AT + SLOTS * HEADS * 2 * 4;
+	static constexpr uint32_t EMPTY_AT = FULL_AT + WARPS * STAGES * 8;
+	static constexpr size_t SHARED_BYTES = EMPTY_AT + WARPS * STAGES * 8;
 	static_assert(Scores::TABLE_BYTES == 0 || SLOTS * HEADS * Values::ROW_FLOATS <= Scores::ROOM_FLOATS,
 		"sums lie in the table");
 
 	__device__ __forceinline__ kernel(
 		const struct kvg_decode_params &params, uint8_t *memory, uint32_t lane)
-	    : Scores(params, memory, shared_address(memory) + QUERIES_AT, lane),
+	    : Scores(params, memory, lane),
 	      Values(params, *this, memory + (Scores::TABLE_BYTES == 0 ? SUMS_AT : 0),
 		      (float *)(memory + MAX_SUMS_AT))
 	{

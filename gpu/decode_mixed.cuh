@@ -13,9 +13,8 @@ namespace tiles
 {
 
 /* As of pairs. */
-template <int D, int V_BITS, int TOKENS, int STAGES, int WARPS, bool PARTS, int SLOT_WARPS,
-	class Shape = shape<D, TOKENS, STAGES, WARPS, 1, SLOT_WARPS, PARTS ? 1 : 2>,
-	class Scores = pair_scores<Shape>>
+template <int D, int V_BITS, int TOKENS, int STAGES, bool PARTS, int SLOT_WARPS,
+	class Shape = shape<D, TOKENS, STAGES, SLOT_WARPS, PARTS ? 1 : 2>, class Scores = pair_scores<Shape>>
 using mixed = kernel<Shape, Scores, grid_values<Shape, Scores, V_BITS>>;
 
 } // namespace tiles

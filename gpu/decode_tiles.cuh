@@ -54,8 +54,6 @@ template <class Shape> struct pair_scores {
 	static constexpr int Q_WORDS = D / 8;
 	static constexpr uint32_t NORMS_AT = 8 * D, K_BYTES = NORMS_AT + 64;
 	static constexpr uint32_t TABLE_BYTES = pair_table::BYTES, ROOM_FLOATS = TABLE_BYTES / 8;
-	static constexpr uint32_t QUERY_BYTES = 0;
-	static constexpr bool HAS_SHARED_QUERY = false;
 
 	struct pair_table pairs;
 	uint32_t q[Q_WORDS];
@@ -63,7 +61,7 @@ template <class Shape> struct pair_scores {
 
 	/* The warps fill the table together, while the first units arrive. */
 	__device__ __forceinline__ pair_scores(
-		const struct kvg_decode_params &params, uint8_t *memory, uint32_t, uint32_t lane)
+		const struct kvg_decode_params &params, uint8_t *memory, uint32_t lane)
 	    : pairs({ shared_address(memory), lane * 4 })
 	{
 		const uint32_t *centroids = params.tables.words + params.k_table;
@@ -75,7 +73,7 @@ template <class Shape> struct pair_scores {
 				*(uint32_t *)(memory + (high * 16 + low) * 256 + lane * 4) =
 					high_bits | centroids[low];
 		}
-		__syncthreads();
+		sync_threads(Shape::WARPS * 32);
 	}
 
 	/* The head whose scores lane 4g + c has. */
@@ -339,11 +337,9 @@ template <class Shape, class Scores> struct pair_values {
 	}
 };
 
-/* What instantiations say: TOKENS of a unit, STAGES of the ring of each of WARPS warps; PARTS: up to four
- * heads. */
-template <int D, int TOKENS, int STAGES, int WARPS, bool PARTS, int SLOT_WARPS,
-	class Shape = shape<D, TOKENS, STAGES, WARPS, 1, SLOT_WARPS, PARTS ? 1 : 2>,
-	class Scores = pair_scores<Shape>>
+/* What instantiations say: TOKENS of a unit, STAGES of a warp's ring; PARTS: up to four heads. */
+template <int D, int TOKENS, int STAGES, bool PARTS, int SLOT_WARPS,
+	class Shape = shape<D, TOKENS, STAGES, SLOT_WARPS, PARTS ? 1 : 2>, class Scores = pair_scores<Shape>>
 using pairs = kernel<Shape, Scores, pair_values<Shape, Scores>>;
 
 } // namespace tiles

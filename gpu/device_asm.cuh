@@ -129,6 +129,50 @@ static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t
 		     : "memory");
 }
 
+/* Whether the phase of a parity is over, without waiting. */
+static __device__ __forceinline__ bool barrier_is_over(uint32_t barrier, uint32_t parity)
+{
+	uint32_t out;
+
+	asm volatile("{\n"
+		     ".reg .pred p;\n"
+		     "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+		     "selp.u32 %0, 1, 0, p;\n"
+		     "}"
+		     : "=r"(out)
+		     : "r"(barrier), "r"(parity)
+		     : "memory");
+	return out != 0;
+}
+
+/* For loops that look again and again: leaves the multiprocessor to others for about 100 ns. */
+static __device__ __forceinline__ void pause()
+{
+	__nanosleep(100);
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* The first n threads of a block, of which all are here. */
+static __device__ __forceinline__ void sync_threads(uint32_t n_threads)
+{
+	asm volatile("bar.sync 1, %0;" ::"r"(n_threads) : "memory");
+}
+
+/* Registers that a group of four warps gives back to its block, or waits for and takes; N of each thread. */
+template <int N> static __device__ __forceinline__ void give_registers()
+{
+	asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> static __device__ __forceinline__ void take_registers()
+{
+	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
 static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
 {
 	asm volatile("{\n"

@@ -18,8 +18,6 @@
 #define BLOCKS_PER_SM    8u  /* rows layout: pieces wanted for each multiprocessor */
 /* Ring blocks: nothing hides what they take, so few tokens are spread as far as they go. */
 #define EXACT_PIECE_TOKENS_MIN KVG_TILE_TOKENS
-/* Tiles: below this, one block for each multiprocessor. */
-#define UNITS_PER_BLOCK_MIN 8u
 
 struct class_of {
 	struct cuda_backend *cuda;
@@ -202,14 +200,11 @@ static void place_workspace(const struct class_of *class, struct kvg_decode_para
 	wave->q_offsets = (float *)(void *)at;
 }
 
-/*
- * The grid of the tiles kernel: a little smaller where its borders then fall on those of equal rows. Little
- * work is not spread over more blocks than multiprocessors: every block more is a partial result more.
- */
+/* The grid of the tiles kernel, a block for each multiprocessor: a little smaller where its borders then fall
+ * on those of equal rows. */
 static uint32_t choose_blocks(const struct class_of *class, uint32_t n_items, uint32_t n_work)
 {
-	const uint32_t n_sms = class->cuda->n_sms, n_slots = n_sms * class->plan.blocks_per_sm;
-	const uint32_t n_most = n_work < n_slots * UNITS_PER_BLOCK_MIN ? n_sms : n_slots;
+	const uint32_t n_most = class->cuda->n_sms;
 
 	if (n_work <= n_most)
 		return n_work;
@@ -279,9 +274,7 @@ static bool exact_fits(const struct class_of *class, const struct kvg_decode_par
 static bool fits(const struct class_of *class, const struct kvg_decode_params *wave)
 {
 	const uint64_t n_items = (uint64_t)wave->n_rows * class->n_virtual;
-	const uint64_t n_slots = class->bits.k != 0
-		? 2 * class->cuda->n_sms * class->plan.blocks_per_sm + n_items
-		: wave->n_work;
+	const uint64_t n_slots = class->bits.k != 0 ? 2 * class->cuda->n_sms + n_items : wave->n_work;
 	const uint64_t n_partials = n_slots * class->n_heads;
 	const uint32_t share = class->has_exact ? 2 : 1;
 	const uint64_t q_bytes = class->bits.k != 0

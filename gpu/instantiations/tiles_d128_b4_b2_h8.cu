@@ -1,2 +1,2 @@
 #include "gpu/decode_mixed.cuh"
-KVG_TILES_VARIANT(d128_b4_b2_h8, mixed<128, 2, 64, 3, 8, false, 4>)
+KVG_TILES_VARIANT(d128_b4_b2_h8, mixed<128, 2, 96, 2, false, 4>)

@@ -1,2 +1,2 @@
 #include "gpu/decode_tiles.cuh"
-KVG_TILES_VARIANT(d64_b4_h8, pairs<64, 64, 3, 12, false, 6>)
+KVG_TILES_VARIANT(d64_b4_h8, pairs<64, 128, 2, false, 8>)

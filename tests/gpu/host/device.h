@@ -157,6 +157,17 @@ static inline int __any_sync(uint32_t, bool is_true)
 	return (int)any;
 }
 
+static inline uint32_t __ballot_sync(uint32_t, bool is_true)
+{
+	const uint32_t word = is_true;
+	const uint32_t(*all)[FIBERS_WORDS_MAX] = fibers_show(&word, 1);
+	uint32_t out = 0;
+
+	for (unsigned lane = 0; lane < 32; lane++)
+		out |= all[lane][0] << lane;
+	return out;
+}
+
 /* ---- nobody else runs meanwhile ---- */
 
 template <class T> static inline T atomicMin(T *at, T value)

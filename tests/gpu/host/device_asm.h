@@ -114,8 +114,10 @@ static inline uint32_t look_up(uint32_t address)
  */
 static inline void barrier_settle(uint64_t &barrier)
 {
-	if ((barrier & 0x7FFFFFFFFFFFFFFFull) == 1ull << 62)
+	if ((barrier & 0x7FFFFFFFFFFFFFFFull) == 1ull << 62) {
 		barrier = ~barrier & 1ull << 63;
+		fibers_went_on();
+	}
 }
 
 static inline void barrier_init(uint32_t barrier, uint32_t n_arrivals)
@@ -138,6 +140,37 @@ static inline void barrier_wait(uint32_t barrier, uint32_t parity)
 {
 	while (shared_at<uint64_t>(barrier) >> 63 == parity)
 		fibers_yield();
+}
+
+static inline bool barrier_is_over(uint32_t barrier, uint32_t parity)
+{
+	return shared_at<uint64_t>(barrier) >> 63 != parity;
+}
+
+static inline void pause()
+{
+	fibers_yield();
+}
+
+static inline void barrier_arrive(uint32_t barrier)
+{
+	uint64_t &state = shared_at<uint64_t>(barrier);
+
+	state += 1ull << 62;
+	barrier_settle(state);
+}
+
+static inline void sync_threads(uint32_t n_threads)
+{
+	fibers_sync_first(n_threads);
+}
+
+template <int N> static inline void give_registers()
+{
+}
+
+template <int N> static inline void take_registers()
+{
 }
 
 static inline uint64_t evict_first_policy()

@@ -11,6 +11,7 @@
 #include <ucontext.h>
 
 #define STACK_BYTES (64u * 1024u)
+#define LOOKS_MAX   1000u /* in vain: nobody will come */
 
 struct barrier {
 	unsigned waiting[FIBERS_MAX];
@@ -30,8 +31,10 @@ uint8_t fiber_shared[FIBERS_SHARED_MAX] __attribute__((aligned(1024)));
 
 static struct fiber fibers[FIBERS_MAX];
 static uint8_t *stacks;
-static unsigned ready[FIBERS_MAX], n_ready, n_left;
-static struct barrier warps[FIBERS_MAX / 32], block;
+/* Fibers that look whether what they wait for is there run after all others. */
+static unsigned ready[FIBERS_MAX], n_ready, looking[FIBERS_MAX], n_looking, n_left;
+static unsigned n_looks; /* by all of them in turn, since somebody has gone on */
+static struct barrier warps[FIBERS_MAX / 32], block, first_threads;
 static uint32_t shown[FIBERS_MAX / 32][2][32][FIBERS_WORDS_MAX];
 static jmp_buf scheduler;
 static void (*block_run)(void *);
@@ -47,6 +50,7 @@ static void fiber_main(void)
 {
 	block_run(block_user);
 	n_left--;
+	fibers_went_on();
 	_longjmp(scheduler, 1);
 }
 
@@ -74,7 +78,7 @@ static void leave(void)
 static void run_block(void)
 {
 	n_left = fiber_grid.n_threads;
-	n_ready = 0;
+	n_ready = n_looking = n_looks = 0;
 	for (unsigned i = 0; i < fiber_grid.n_threads; i++) {
 		fibers[i].has_begun = false;
 		fibers[i].n_shown = 0;
@@ -84,6 +88,11 @@ static void run_block(void)
 	(void)_setjmp(scheduler);
 	if (n_left == 0)
 		return;
+	if (n_ready == 0 && ++n_looks < LOOKS_MAX) {
+		memcpy(ready, looking, n_looking * sizeof(*ready));
+		n_ready = n_looking;
+		n_looking = 0;
+	}
 	if (n_ready == 0) {
 		fprintf(stderr, "block %u: %u threads wait for threads that do not come\n", fiber_block.x,
 			n_left);
@@ -136,11 +145,23 @@ void fibers_sync_warp(void)
 void fibers_sync_block(void)
 {
 	meet(&block, fiber_grid.n_threads);
+	fibers_went_on();
+}
+
+void fibers_sync_first(unsigned n_threads)
+{
+	meet(&first_threads, n_threads);
+	fibers_went_on();
+}
+
+void fibers_went_on(void)
+{
+	n_looks = 0;
 }
 
 void fibers_yield(void)
 {
-	set_ready(fiber_thread.x);
+	looking[n_looking++] = fiber_thread.x;
 	leave();
 }
 

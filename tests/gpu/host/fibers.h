@@ -38,8 +38,13 @@ extern uint64_t fibers_n_runs;
 void fibers_run(const struct fiber_grid *grid, void (*run)(void *user), void *user);
 void fibers_sync_warp(void);
 void fibers_sync_block(void);
-/* Lets others run; for loops that wait. */
+/* The first threads of the block alone. */
+void fibers_sync_first(unsigned n_threads);
+/* Lets others run; for loops that wait. Many looks in vain, without fibers_went_on() in between, end the
+ * program. */
 void fibers_yield(void);
+/* What fibers look for has changed. */
+void fibers_went_on(void);
 /* Shows words to the warp; returns what all lanes showed, [32][FIBERS_WORDS_MAX], until the next call but
  * one. */
 const uint32_t (*fibers_show(const uint32_t *words, unsigned n_words))[FIBERS_WORDS_MAX];
