@@ -26,6 +26,8 @@
 #define KV_FAST_BLOCK_TOKENS 32u  /* that are worked on together */
 #define KV_FAST_RUN_TOKENS   16u  /* lie in one block of every pool, one after the other */
 #define KV_FAST_PARTS_MAX    8u
+#define KV_FAST_RUNS_MAX     4u
+#define KV_FAST_RUN_HALVES   8u
 #define KV_FAST_SLOTS_MAX    2048u /* prepared_dim, padded, with the tables of 1-bit codes */
 #define KV_FAST_BITS_STEP    64u   /* 1-bit codes of a row whose sums stay within 16 bits */
 #define KV_FAST_QUERIES_MAX  4u    /* of one call */
@@ -60,7 +62,8 @@ _Static_assert(KV_FAST_BLOCK_TOKENS *KV_FAST_WEIGHT_MAX <= KV_FAST_V_SUM_MAX, "s
 enum kv_fast_field_kind { KV_FAST_FIELD_NONE = 0, KV_FAST_FIELD_F32, KV_FAST_FIELD_F16 };
 struct kv_fast_field {
 	enum kv_fast_field_kind kind;
-	uint32_t offset; /* bytes from the start of the row */
+	uint32_t offset;   /* bytes from the start of the row */
+	uint8_t run, lane; /* F16: which of the side's runs of them, and where in it */
 };
 
 enum kv_fast_kind {
@@ -90,6 +93,8 @@ struct kv_fast_part {
 /* K or V of one layer, for one instruction set. */
 struct kv_fast_side {
 	uint32_t n_parts, n_slots;
+	/* Fields of float16, as up to 8 that lie side by side: they are read together. */
+	uint32_t n_runs, run_offsets[KV_FAST_RUNS_MAX], n_of_run[KV_FAST_RUNS_MAX];
 	bool has_numbers; /* all parts are numbers: prepared queries are float32, not 16-bit integers */
 	struct kv_fast_part parts[KV_FAST_PARTS_MAX];
 	int16_t tables[KV_SEGMENTS_MAX][256];

@@ -10,17 +10,40 @@
 /* Adding and taking it away rounds to a whole number, as lrintf() does, but for many at once. */
 #define ROUNDING 0x1.8p23f
 
-static struct kv_fast_field field_at(
-	const struct kv_row_codec *codec, bool is_there, uint8_t field_idx, uint32_t i)
+/* Finds the run that a field of float16 is in, or begins one. */
+static void join_run(struct kv_fast_side *side, struct kv_fast_field *field)
+{
+	uint32_t run = 0;
+
+	while (run < side->n_runs &&
+		(field->offset < side->run_offsets[run] ||
+			field->offset >= side->run_offsets[run] + 2 * KV_FAST_RUN_HALVES))
+		run++;
+	KV_ASSERT(run < KV_FAST_RUNS_MAX);
+	if (run == side->n_runs)
+		side->run_offsets[side->n_runs++] = field->offset;
+	field->run = (uint8_t)run;
+	field->lane = (uint8_t)((field->offset - side->run_offsets[run]) / 2);
+	if (side->n_of_run[run] < field->lane + 1u)
+		side->n_of_run[run] = field->lane + 1u;
+}
+
+static struct kv_fast_field field_at(struct kv_fast_side *side, const struct kv_row_codec *codec,
+	bool is_there, uint8_t field_idx, uint32_t i)
 {
 	const struct kv_field *field = &codec->fields[field_idx];
 
 	if (!is_there)
-		return (struct kv_fast_field){ KV_FAST_FIELD_NONE, 0 };
-	return (struct kv_fast_field){
-		field->number == KV_DTYPE_F32 ? KV_FAST_FIELD_F32 : KV_FAST_FIELD_F16,
-		field->offset + i * kv_dtype_bytes(field->number),
+		return (struct kv_fast_field){ .kind = KV_FAST_FIELD_NONE };
+
+	struct kv_fast_field at = {
+		.kind = field->number == KV_DTYPE_F32 ? KV_FAST_FIELD_F32 : KV_FAST_FIELD_F16,
+		.offset = field->offset + i * kv_dtype_bytes(field->number),
 	};
+
+	if (at.kind == KV_FAST_FIELD_F16)
+		join_run(side, &at);
+	return at;
 }
 
 /*
@@ -108,9 +131,9 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	struct kv_fast_part *part = &side->parts[side->n_parts++];
 
 	part->n = left < group ? left : group;
-	part->scale = field_at(codec, segment->has_scale, segment->scale_field, first / group);
-	part->zero = field_at(codec, segment->has_zero, segment->zero_field, first / group);
-	part->outer = field_at(codec, segment->has_outer, segment->outer_field, 0);
+	part->scale = field_at(side, codec, segment->has_scale, segment->scale_field, first / group);
+	part->zero = field_at(side, codec, segment->has_zero, segment->zero_field, first / group);
+	part->outer = field_at(side, codec, segment->has_outer, segment->outer_field, 0);
 	if (segment->code == KV_CODE_NUMBER || is_e4m3(codec)) {
 		part->kind = KV_FAST_NUMBERS;
 		part->number = segment->code == KV_CODE_NUMBER ? segment->number : KV_DTYPE_NONE;

@@ -48,14 +48,13 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 	enum { N_GROUPS = TOKENS / LANES };
 	const struct lookup lookup = load_lookup(part, bits);
 	const uint32_t n_turns = n_queries == 1 ? 2 : 1; /* sums in turn: a product takes four cycles */
-	const uint32_t per_word = 16 / bits, n_blocks = part->n_slots * bits / 128;
+	const uint32_t per_word = 16 / bits, n_quads = part->n_slots * bits / 32;
 	i_vector sums[N_GROUPS][2 * KV_FAST_QUERIES_MAX] = { 0 };
 	const uint8_t *const *from = rows->rows + block_first;
-	struct asking asking =
-		begin_asking(part, rows, block_first, 0, part->n_slots, part->n_slots * bits / 32);
-	struct touching touching = begin_touching(part, rows, block_first, part->n_slots * bits / 32);
+	struct asking asking = begin_asking(part, rows, block_first, 0, part->n_slots, n_quads);
+	struct touching touching = begin_touching(part, rows, block_first, n_quads);
 
-	for (uint32_t block = 0; block < n_blocks; block++) {
+	for (uint32_t block = 0; block < (n_quads + 3) / 4; block++) {
 		i_vector quads[N_GROUPS][4];
 
 		FORGET(from);
@@ -67,6 +66,8 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 			i_vector values[N_GROUPS];
 
 			if (i % per_word == 0) {
+				if (block * 4 + i / per_word == n_quads)
+					break;
 				ask(&asking);
 				touch(&touching);
 			}
@@ -292,6 +293,8 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *ro
 						: dot_part_4)(part, rows, first, queries, dots);
 		}
 		/* Last, when rows are in the first-level cache. */
+		if (p == 0)
+			begin_fields(side, rows, &fields);
 		load_fields(part, rows, &fields);
 		for (uint32_t q = 0; q < n_queries; q++) {
 			for (uint32_t t = 0; t < n; t += LANES) {
@@ -299,9 +302,9 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *ro
 				f32_lanes sum = load_f32(dots + (size_t)q * STEP + t) *
 					repeat_f32(queries[q].units[p]);
 
-				if (fields.has_scale)
+				if (fields.scale)
 					sum *= load_f32(fields.scale + t);
-				if (fields.has_zero)
+				if (fields.zero)
 					sum += load_f32(fields.zero + t) * repeat_f32(queries[q].sums[p]);
 				store_f32(p == 0 ? sum : load_f32(to) + sum, to);
 			}

@@ -181,68 +181,112 @@ INLINE float f32_at(const uint8_t *from)
 }
 
 /* Of all places that hold rows. */
-INLINE void load_field(const struct kv_fast_rows *rows, const struct kv_fast_field *field, float out[STEP])
+INLINE void load_singles(const struct kv_fast_rows *rows, uint32_t offset, float out[STEP])
 {
-	if (field->kind == KV_FAST_FIELD_F32) {
-		/* Put together in registers: what is stored in small pieces can be loaded as a whole only
-		 * later. */
-		for (uint32_t t = 0; t < n_places(rows); t += LANES) {
-			__m128 quads[LANES / 4];
+	/* Put together in registers: what is stored in small pieces can be loaded as a whole only later. */
+	for (uint32_t t = 0; t < n_places(rows); t += LANES) {
+		__m128 quads[LANES / 4];
 
-			UNROLL
-			for (uint32_t i = 0; i < LANES / 4; i++) {
-				const uint8_t *const *four = rows->rows + t + (size_t)i * 4;
+		UNROLL
+		for (uint32_t i = 0; i < LANES / 4; i++) {
+			const uint8_t *const *four = rows->rows + t + (size_t)i * 4;
 
-				quads[i] = _mm_setr_ps(f32_at(four[0] + field->offset),
-					f32_at(four[1] + field->offset), f32_at(four[2] + field->offset),
-					f32_at(four[3] + field->offset));
-			}
-			store_f32((f32_lanes)join_quads(quads), out + t);
+			quads[i] = _mm_setr_ps(f32_at(four[0] + offset), f32_at(four[1] + offset),
+				f32_at(four[2] + offset), f32_at(four[3] + offset));
 		}
-	} else {
-		uint16_t halves[STEP];
-		const uint32_t n = n_places(rows);
-
-		for (uint32_t t = 0; t < n; t++)
-			memcpy(&halves[t], rows->rows[t] + field->offset, sizeof(halves[t]));
-		for (uint32_t t = 0; t < n; t += LANES)
-			store_f32((f32_lanes)f16_to_f32(halves + t), out + t);
+		store_f32((f32_lanes)join_quads(quads), out + t);
 	}
 }
 
-/* A part's scale and zero of every row, both times the outer scale. */
+INLINE void store_halves(__m128i eight, float *to)
+{
+	_mm256_storeu_ps(to, _mm256_cvtph_ps(eight));
+}
+
+/* A run of fields of float16 of all places that hold rows: eight rows of eight fields are transposed. */
+INLINE void load_halves(const struct kv_fast_rows *rows, uint32_t offset, const uint32_t n_halves,
+	float out[KV_FAST_RUN_HALVES][STEP])
+{
+	for (uint32_t t = 0; t < n_places(rows); t += 8) {
+		__m128i eight[8], four[8], two[8];
+
+		UNROLL
+		for (uint32_t i = 0; i < 8; i++)
+			eight[i] =
+				_mm_loadu_si128((const __m128i *)(const void *)(rows->rows[t + i] + offset));
+		UNROLL
+		for (uint32_t i = 0; i < 4; i++) {
+			four[i] = _mm_unpacklo_epi16(eight[i], eight[i + 4]);
+			four[i + 4] = _mm_unpackhi_epi16(eight[i], eight[i + 4]);
+		}
+		UNROLL
+		for (uint32_t i = 0; i < n_halves; i += 4) {
+			UNROLL
+			for (uint32_t k = 0; k < 2; k++) {
+				two[i + k] = _mm_unpacklo_epi16(four[i + k], four[i + k + 2]);
+				two[i + k + 2] = _mm_unpackhi_epi16(four[i + k], four[i + k + 2]);
+			}
+			UNROLL
+			for (uint32_t k = 0; k < 4; k += 2) {
+				store_halves(_mm_unpacklo_epi16(two[i + k], two[i + k + 1]), out[i + k] + t);
+				store_halves(
+					_mm_unpackhi_epi16(two[i + k], two[i + k + 1]), out[i + k + 1] + t);
+			}
+		}
+	}
+}
+
+/* Scales and zeros of a side's rows. */
 struct fields {
-	_Alignas(64) float scale[STEP], zero[STEP];
-	bool has_scale, has_zero;
+	_Alignas(64) float halves[KV_FAST_RUNS_MAX][KV_FAST_RUN_HALVES][STEP]; /* of every run */
+	_Alignas(64) float scales[STEP], zeros[STEP], outers[STEP];
+	/* Of one part, both times the outer scale; NULL: none. */
+	const float *scale, *zero;
 };
 
-INLINE void multiply(float *values, const float *factors, uint32_t n)
+/* What all parts share: first of all. */
+static inline void begin_fields(
+	const struct kv_fast_side *side, const struct kv_fast_rows *rows, struct fields *fields)
+{
+	for (uint32_t run = 0; run < side->n_runs; run++) {
+		if (side->n_of_run[run] > 4)
+			load_halves(rows, side->run_offsets[run] + rows->offset, 8, fields->halves[run]);
+		else
+			load_halves(rows, side->run_offsets[run] + rows->offset, 4, fields->halves[run]);
+	}
+}
+
+INLINE const float *field_values(const struct kv_fast_field *field, const struct kv_fast_rows *rows,
+	const struct fields *fields, float singles[STEP])
+{
+	if (field->kind == KV_FAST_FIELD_NONE)
+		return NULL;
+	if (field->kind == KV_FAST_FIELD_F16)
+		return fields->halves[field->run][field->lane];
+	load_singles(rows, field->offset, singles);
+	return singles;
+}
+
+INLINE const float *multiply(const float *values, const float *factors, uint32_t n, float *to)
 {
 	for (uint32_t t = 0; t < n; t += LANES)
-		store_f32(load_f32(values + t) * load_f32(factors + t), values + t);
+		store_f32(load_f32(values + t) * load_f32(factors + t), to + t);
+	return to;
 }
 
 static inline void load_fields(
 	const struct kv_fast_part *part, const struct kv_fast_rows *rows, struct fields *fields)
 {
-	float outer[STEP];
+	const float *outer = field_values(&part->outer, rows, fields, fields->outers);
 
-	fields->has_scale = part->scale.kind != KV_FAST_FIELD_NONE;
-	fields->has_zero = part->zero.kind != KV_FAST_FIELD_NONE;
-	if (fields->has_scale)
-		load_field(rows, &part->scale, fields->scale);
-	if (fields->has_zero)
-		load_field(rows, &part->zero, fields->zero);
-	if (part->outer.kind == KV_FAST_FIELD_NONE)
+	fields->scale = field_values(&part->scale, rows, fields, fields->scales);
+	fields->zero = field_values(&part->zero, rows, fields, fields->zeros);
+	if (!outer)
 		return;
-	load_field(rows, &part->outer, outer);
-	if (fields->has_scale)
-		multiply(fields->scale, outer, n_places(rows));
-	else
-		memcpy(fields->scale, outer, sizeof(outer));
-	if (fields->has_zero)
-		multiply(fields->zero, outer, n_places(rows));
-	fields->has_scale = true;
+	fields->scale =
+		fields->scale ? multiply(fields->scale, outer, n_places(rows), fields->scales) : outer;
+	if (fields->zero)
+		fields->zero = multiply(fields->zero, outer, n_places(rows), fields->zeros);
 }
 
 #endif

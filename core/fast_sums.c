@@ -344,14 +344,15 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 	const uint32_t n = n_places(rows);
 	struct fields fields;
 
+	begin_fields(side, rows, &fields);
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part moved = part_of_rows(&side->parts[p], rows), *part = &moved;
 		const float *used = weights;
 
 		load_fields(part, rows, &fields);
-		for (uint32_t q = 0; fields.has_zero && q < n_queries; q++)
+		for (uint32_t q = 0; fields.zero && q < n_queries; q++)
 			zeros[q][p] += dot_tokens(weights + (size_t)q * STEP, fields.zero, n);
-		for (uint32_t q = 0; fields.has_scale && q < n_queries; q++) {
+		for (uint32_t q = 0; fields.scale && q < n_queries; q++) {
 			for (uint32_t t = 0; t < n; t += LANES)
 				store_f32(
 					load_f32(weights + (size_t)q * STEP + t) * load_f32(fields.scale + t),

@@ -165,12 +165,12 @@ INLINE __m512i shift_down(__m512i words, const uint32_t n)
 #define HAS_SHORT_SUMS   0
 #define GROUPS_OF_INDEX  4u
 
-/* Scores take 16 bytes of a row at once, sums four registers. */
+/* Scores take 32 bits of a row at once, sums four registers. */
 INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
 {
 	if (is_v)
 		return bits == 4 && n % (4 * LANES) == 0;
-	return (bits == 2 || bits == 4 || bits == 8) && n % (128 / bits) == 0;
+	return (bits == 2 || bits == 4 || bits == 8) && n % (32 / bits) == 0;
 }
 
 /*
