@@ -55,7 +55,7 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 	struct touching touching = begin_touching(part, rows, block_first, n_quads);
 
 	for (uint32_t block = 0; block < (n_quads + 3) / 4; block++) {
-		i_vector quads[N_GROUPS][4];
+		i_vector quads[N_GROUPS][4], two[N_GROUPS][2];
 
 		FORGET(from);
 		UNROLL
@@ -76,7 +76,14 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 				const i_vector codes =
 					shift_down(quads[g][i / per_word], i % per_word * bits);
 
-				values[g] = value_of(&lookup, codes, bits, is_value);
+				if (bits < 8 || is_value) {
+					values[g] = value_of(&lookup, codes, bits, is_value);
+				} else if (i % 2 == 0) {
+					look_up_words(&lookup, codes, two[g]);
+					values[g] = two[g][0];
+				} else {
+					values[g] = two[g][1];
+				}
 			}
 			UNROLL
 			for (uint32_t q = 0; q < n_queries; q++) {
@@ -103,6 +110,8 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 		}
 	}
 }
+
+#include "core/fast_lanes_avx512.h"
 
 #else
 #include "core/fast_nibbles_avx2.h"
@@ -208,7 +217,11 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
 {
 /* Bits that no set takes in shifted order. */
+#if LANES == 16
+#define DOT(bits) dot_lanes(part, rows, block_first, queries, n_queries, bits, false, dots)
+#else
 #define DOT(bits) dot_codes(part, rows, block_first, queries, n_queries, bits, false, dots)
+#endif
 #define DOT_EITHER(bits, is_value)                                                                         \
 	(part->is_shifted ? dot_shifted(part, rows, block_first, queries, n_queries, bits, is_value, dots) \
 			  : dot_codes(part, rows, block_first, queries, n_queries, bits, is_value, dots))

@@ -11,8 +11,26 @@ typedef int32_t i32_lanes __attribute__((vector_size(64)));
 typedef float f32_lanes __attribute__((vector_size(64)));
 
 struct lookup {
-	__m512i entries[8];
+	__m512i entries[8]; /* words; of 8 bits: bytes */
 };
+
+/* Bytes of 256 entries: the low ones, then the high ones. */
+INLINE void split_entries(__m512i entries[8])
+{
+	__m512i bytes[8];
+
+	UNROLL
+	for (uint32_t i = 0; i < 4; i++) {
+		const __m512i a = entries[2 * i], b = entries[2 * i + 1];
+
+		bytes[i] = _mm512_inserti64x4(
+			_mm512_castsi256_si512(_mm512_cvtepi16_epi8(a)), _mm512_cvtepi16_epi8(b), 1);
+		bytes[i + 4] = _mm512_inserti64x4(
+			_mm512_castsi256_si512(_mm512_cvtepi16_epi8(_mm512_srli_epi16(a, 8))),
+			_mm512_cvtepi16_epi8(_mm512_srli_epi16(b, 8)), 1);
+	}
+	memcpy(entries, bytes, sizeof(bytes));
+}
 
 INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t bits)
 {
@@ -22,6 +40,8 @@ INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t
 
 	for (uint32_t i = 0; i < n; i++)
 		lookup.entries[i] = _mm512_loadu_si512(table + (size_t)i * WORDS);
+	if (bits == 8)
+		split_entries(lookup.entries);
 	return lookup;
 }
 
@@ -31,6 +51,32 @@ INLINE __m512i look_up_128(const __m512i *entries, __m512i codes)
 	const __m512i high = _mm512_permutex2var_epi16(entries[2], codes, entries[3]);
 
 	return _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, _mm512_set1_epi16(64)), low, high);
+}
+
+/* The low and high bytes of entries of 64 codes of 8 bits. */
+INLINE void look_up_bytes(const struct lookup *lookup, __m512i codes, __m512i bytes[2])
+{
+	const __mmask64 is_upper = _mm512_movepi8_mask(codes);
+
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++) {
+		const __m512i *entries = lookup->entries + (size_t)4 * i;
+
+		bytes[i] = _mm512_mask_blend_epi8(is_upper,
+			_mm512_permutex2var_epi8(entries[0], codes, entries[1]),
+			_mm512_permutex2var_epi8(entries[2], codes, entries[3]));
+	}
+}
+
+/* Entries of codes in the low bytes of words, and of those in the high ones. */
+INLINE void look_up_words(const struct lookup *lookup, __m512i codes, __m512i values[2])
+{
+	const __mmask64 high = 0xAAAAAAAAAAAAAAAA;
+	__m512i bytes[2];
+
+	look_up_bytes(lookup, codes, bytes);
+	values[0] = _mm512_mask_blend_epi8(high, bytes[0], _mm512_slli_epi16(bytes[1], 8));
+	values[1] = _mm512_mask_blend_epi8(high, _mm512_srli_epi16(bytes[0], 8), bytes[1]);
 }
 
 /* Of every word the low `bits` bits count. Entries are repeated, so five bits may be used where there are
@@ -43,8 +89,11 @@ INLINE __m512i look_up(const struct lookup *lookup, __m512i codes, const uint32_
 		return _mm512_permutex2var_epi16(lookup->entries[0], codes, lookup->entries[1]);
 	if (bits == 7)
 		return look_up_128(lookup->entries, codes);
-	return _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, _mm512_set1_epi16(128)),
-		look_up_128(lookup->entries, codes), look_up_128(lookup->entries + 4, codes));
+
+	__m512i values[2];
+
+	look_up_words(lookup, codes, values);
+	return values[0];
 }
 
 INLINE __m512i mask_codes(__m512i codes, const uint32_t bits)
@@ -94,10 +143,31 @@ INLINE void values_of_rows(const struct lookup *lookup, const uint8_t *a, const 
 	out[1] = value_of(lookup, codes_of(b, v, bits), bits, is_value);
 }
 
+/* Bytes of four channels of two rows in turn, the second row 32 bytes further. */
+#define TURNS_8(n) n, n + 32, n + 1, n + 33, n + 2, n + 34, n + 3, n + 35
+
 /* Values of channels [LANES * v, + 2 * LANES) of two rows in turn. */
 INLINE void values_of_pairs(const struct lookup *lookup, const uint8_t *a, const uint8_t *b, uint32_t v,
 	const uint32_t bits, const bool is_value, __m512i out[2])
 {
+	if (bits == 8 && !is_value) {
+		/* Quarters of a register: four channels of the lower half, four of the upper one. */
+		const i8_bytes_64 turns = { TURNS_8(0), TURNS_8(16), TURNS_8(4), TURNS_8(20), TURNS_8(8),
+			TURNS_8(24), TURNS_8(12), TURNS_8(28) };
+		const __m256i low = _mm256_loadu_si256(
+				      (const __m256i *)(const void *)(a + (size_t)v * LANES)),
+			      high = _mm256_loadu_si256(
+				      (const __m256i *)(const void *)(b + (size_t)v * LANES));
+		__m512i bytes[2];
+
+		look_up_bytes(lookup,
+			_mm512_permutexvar_epi8(
+				(__m512i)turns, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)),
+			bytes);
+		out[0] = _mm512_unpacklo_epi8(bytes[0], bytes[1]);
+		out[1] = _mm512_unpackhi_epi8(bytes[0], bytes[1]);
+		return;
+	}
 	out[0] = value_of(lookup, codes_of_two(a, b, v, bits), bits, is_value);
 	out[1] = value_of(lookup, codes_of_two(a, b, v + 1, bits), bits, is_value);
 }
