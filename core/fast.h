@@ -30,6 +30,7 @@
 #define KV_FAST_RUN_HALVES   8u
 #define KV_FAST_SLOTS_MAX    2048u /* prepared_dim, padded, with the tables of 1-bit codes */
 #define KV_FAST_BITS_STEP    64u   /* 1-bit codes of a row whose sums stay within 16 bits */
+#define KV_FAST_BITS_SUMS    32u   /* weighted sums of them that are made together */
 #define KV_FAST_QUERIES_MAX  4u    /* of one call */
 #define KV_FAST_ROW_WORDS    8u /* 16-bit words of a row of 4-bit codes that are scored together: 128 bits */
 #define KV_FAST_SLOT_NONE    UINT16_MAX
@@ -135,9 +136,9 @@ struct kv_fast_rows {
 };
 
 struct kv_fast_kernels {
-	const char *name;                        /* "avx2", "avx512" */
-	uint32_t words;                          /* 16-bit numbers of a register */
-	bool has_split_tables, has_sums_of_bits; /* of K, of V */
+	const char *name;      /* "avx2", "avx512" */
+	uint32_t words;        /* 16-bit numbers of a register */
+	bool has_split_tables; /* of bits of K */
 	/*
 	 * Whether n codes of so many bits are taken in shifted order, and which of them stands in a slot; n
 	 * or more: none.

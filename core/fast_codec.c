@@ -158,14 +158,14 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 		side->tables[segment_idx]);
 	if (part->has_short_sums)
 		part->table_scale *= 1u << 15; /* products are rounded to multiples of it */
-	if (part->bits == 1 && (!is_v || kernels->has_sums_of_bits)) {
+	if (part->bits == 1) {
 		KV_ASSERT(part->table[0] == -part->table[1]);
 		part->kind = KV_FAST_BITS;
 		part->table_scale *= part->table[1];
 		part->has_split_tables = kernels->has_split_tables;
 		/* Of K channel i in slot i, as far as there are channels: kv_fast_prepare() makes tables. */
 		place_slots(
-			side, part, segment, first, is_v ? 2 * kernels->words : 4 * part->n, is_v, kernels);
+			side, part, segment, first, is_v ? KV_FAST_BITS_SUMS : 4 * part->n, is_v, kernels);
 		return;
 	}
 	if (part->bits > 4 && segment->codebook) {

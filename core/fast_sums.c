@@ -274,11 +274,6 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 #define SUM(bits, is_shifted, is_value) \
 	sum_codes(part, rows, weights, n_queries, bits, is_shifted, is_value, sums)
 	switch (part->bits) {
-#if !HAS_SUMS_OF_BITS
-	case 1:
-		SUM(1, false, false);
-		break;
-#endif
 	case 2:
 		SUM(2, false, false);
 		break;
@@ -366,13 +361,11 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 			continue;
 		}
 #endif
-#if HAS_SUMS_OF_BITS
 		if (part->kind == KV_FAST_BITS) {
 			for (uint32_t first = 0; first < n; first += TOKENS)
 				OF_SET(kv_fast_sum_bits)(part, rows, first, used, n_queries, sums);
 			continue;
 		}
-#endif
 		(n_queries == 1                  ? sum_part_1
 				: n_queries == 2 ? sum_part_2
 						 : sum_part_4)(part, rows, used, sums);

@@ -257,7 +257,6 @@ INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_
 
 /* 1 bit: an index is a byte each of 32 rows or channels; a table is sixteen low bytes, then the high ones. */
 #define HAS_SPLIT_TABLES 1
-#define HAS_SUMS_OF_BITS 1
 #define HAS_SHORT_SUMS   1
 #define GROUPS_OF_INDEX  1u
 #define SUMS_AT_ONCE     128u /* channels of a weighted sum */

@@ -231,7 +231,6 @@ INLINE __m512i shift_down(__m512i words, const uint32_t n)
  * look bits up as any other code: making tables of weights for 32 tokens takes what they save.
  */
 #define HAS_SPLIT_TABLES 0
-#define HAS_SUMS_OF_BITS 0
 #define HAS_SHORT_SUMS   0
 #define GROUPS_OF_INDEX  4u
 
