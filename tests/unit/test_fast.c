@@ -340,6 +340,70 @@ START_TEST(test_fast_softcap_and_slopes)
 }
 END_TEST
 
+/*
+ * Rounding the weights of a step costs at most 16 / 32767 of their sum (core/DESIGN.md): where they are
+ * alike, where one is all and the others are just below a half of its unit, where one is just above and just
+ * below a quarter of all, where there is none. Rows of whole numbers, so that nothing else is rounded.
+ */
+START_TEST(test_fast_weights_of_a_step)
+{
+	enum { DIM = 64, N = KV_FAST_STEP_TOKENS, CASES = 6 };
+	static const float rests[CASES] = { 1, 1.5e-5f, 2.9f / 127, 3.1f / 127, 0.01f, 0 };
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+	static struct kv_fast_side side;
+	static struct kv_row_scratch scratch;
+	static uint8_t bytes[N * 128 + KV_FAST_SLACK_BYTES];
+	static float values[N][DIM];
+	_Alignas(64) static float weights[N], sums[KV_FAST_SLOTS_MAX];
+	struct kv_fast_rows rows = { .n_rows = N };
+	struct batch_rig rig;
+	uint64_t seed = 7;
+
+	if (!kernels)
+		return;
+	rig_init_with(&rig, 0, kernels,
+		"{\"name\":\"p\",\"layers\":1,\"q_heads\":1,\"kv_heads\":1,\"block_size\":16,\"blocks\":16,"
+		"\"head_dim\":64,\"k\":\"v8\",\"v\":\"v8\",\"group\":64}");
+	const struct kv_row_codec *codec = rig.spec->layers[0].v;
+
+	ck_assert(kv_fast_side_init(&side, codec, true, kernels));
+	rows.row_bytes = codec->row_bytes;
+	for (uint32_t t = 0; t < N; t++) {
+		for (uint32_t i = 0; i < DIM; i++)
+			values[t][i] = i == t % DIM  ? 255
+				: i == (t + 1) % DIM ? 0
+						     : (float)((kv_test_random(&seed) >> 40) % 256);
+		rows.rows[t] = bytes + (size_t)t * codec->row_bytes;
+		ck_assert_int_eq(
+			kv_row_codec_encode(codec, values[t], bytes + (size_t)t * codec->row_bytes, &scratch),
+			KV_OK);
+	}
+	for (uint32_t c = 0; c < CASES; c++) {
+		float zero = 0, *const to = sums, *const zeros = &zero;
+		double all = 0, slots[KV_FAST_SLOTS_MAX], no_zeros[KV_FAST_PARTS_MAX] = { 0 },
+		       got[KV_PREPARED_DIM_MAX] = { 0 };
+
+		memset(sums, 0, sizeof(sums));
+		for (uint32_t t = 0; t < N; t++) {
+			weights[t] = t == 77 && rests[c] > 0 ? 1 : rests[c];
+			all += (double)weights[t];
+		}
+		kernels->accumulate(&side, &rows, weights, 1, &to, &zeros);
+		for (uint32_t s = 0; s < side.n_slots; s++)
+			slots[s] = (double)sums[s];
+		kv_fast_collect(&side, slots, no_zeros, got);
+		for (uint32_t i = 0; i < DIM; i++) {
+			double exact = 0;
+
+			for (uint32_t t = 0; t < N; t++)
+				exact += (double)weights[t] * (double)values[t][i];
+			ck_assert_double_le(fabs(got[i] - exact), 255 * all * (16.0 / 32767 + 1e-6));
+		}
+	}
+	rig_finish(&rig);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("fast");
@@ -353,6 +417,7 @@ int main(void)
 	tcase_add_loop_test(tc, test_fast_long_sequences, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_same_bits_in_any_company, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_many_waves, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_weights_of_a_step, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_softmax, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_softcap_and_slopes, 0, N_SETS);
 	suite_add_tcase(suite, tc);
