@@ -3,6 +3,7 @@
  * results are merged by log-sum-exp in a fixed order, rotated back and stored. A query reaches PCIe once, an
  * output once.
  */
+#include "gpu/decode_parts.cuh"
 #include "gpu/device_asm.cuh"
 #include "gpu/device_rows.cuh"
 #include "gpu/launch.cuh"
@@ -319,46 +320,6 @@ struct finish_scratch {
 	__align__(16) uint8_t stored[KVG_DIM_MAX * 4];
 };
 
-/* Where the partial results of one virtual head lie: slot(i) for i < n. */
-struct parts {
-	uint32_t first, n; /* tiles: block numbers */
-	uint32_t single;   /* tiles: slot of a result that one block made alone; KVG_NONE: several */
-	bool is_tiles;
-	bool is_second; /* tiles: the first block began with another head */
-};
-
-static __device__ struct parts find_parts(const struct kvg_decode_params *params,
-	const struct kvg_decode_row *row, uint32_t virtual_head, uint32_t item, bool is_exact)
-{
-	struct parts parts = { row->work_first + virtual_head * row->n_work, row->n_work, KVG_NONE, false,
-		false };
-
-	if (params->k_bits == 0 || is_exact || row->n_work == 0)
-		return parts;
-
-	/* Block b has the units [b total / n, (b + 1) total / n). */
-	const uint64_t n = params->n_blocks, total = params->n_work, begin = parts.first,
-		       end = begin + parts.n;
-	const uint32_t first = (uint32_t)(((begin + 1) * n - 1) / total),
-		       last = (uint32_t)((end * n - 1) / total);
-
-	parts.is_tiles = true;
-	parts.first = first;
-	parts.n = last - first + 1;
-	parts.single = first == last ? 2 * params->n_blocks + item : KVG_NONE;
-	parts.is_second = first * total / n < begin;
-	return parts;
-}
-
-static __device__ __forceinline__ uint32_t part_slot(const struct parts *parts, uint32_t i)
-{
-	if (!parts->is_tiles)
-		return parts->first + i;
-	if (parts->single != KVG_NONE)
-		return parts->single;
-	return 2 * (parts->first + i) + (i == 0 && parts->is_second ? 1u : 0u);
-}
-
 /* Partial results of one kind: weighted sums, maxima and sums of weights, a row of them for every slot. */
 struct partials {
 	const float *sums, *ml;
@@ -515,6 +476,15 @@ static __device__ void turn_back(const struct kvg_tables *tables, const struct k
 	}
 }
 
+/* What a query's slope gives the token from which the rows kernel counts distances. */
+static __device__ __forceinline__ double favour_of(const struct kvg_tables *tables,
+	const struct kvg_layer *layer, const struct kvg_decode_row *row, uint32_t q_head)
+{
+	const float slope = layer->alibi == KVG_NONE ? 0.0f : kvg_floats(tables, layer->alibi)[q_head];
+
+	return slope < 0 ? -(double)slope * (double)row->farthest : 0.0;
+}
+
 static __global__ void __launch_bounds__(THREADS)
 	finish_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
@@ -539,8 +509,11 @@ static __global__ void __launch_bounds__(THREADS)
 	if (has_offset && (op->lse || has_sink))
 		offset = params.q_offsets[(uint64_t)row_idx * tables->q_heads + q_head];
 
-	const float sink =
-		has_sink ? (kvg_floats(tables, layer->sinks)[q_head] - offset) * LOG2_E : -INFINITY;
+	/* What all logits were made without: in float64, since it may be large, and a sink as large. */
+	const double common = (double)offset + (has_tokens ? favour_of(tables, layer, row, q_head) : 0.0);
+	const float sink = has_sink
+		? (float)((double)kvg_floats(tables, layer->sinks)[q_head] - common) * LOG2_E
+		: -INFINITY;
 
 	if (!has_tokens) {
 		for (uint32_t i = threadIdx.x; i < d; i += THREADS)
@@ -558,7 +531,7 @@ static __global__ void __launch_bounds__(THREADS)
 	}
 
 	uint8_t *out = op->out + query * d * bytes;
-	const float lse = log2_sum * LN_2 + offset;
+	const float lse = (float)((double)(log2_sum * LN_2) + common);
 	bool is_bad = has_tokens && !kvg_is_finite(lse); /* what float32 cannot hold is no answer */
 
 	__syncthreads();

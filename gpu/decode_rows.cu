@@ -30,17 +30,6 @@ static __device__ __forceinline__ void fetch(const uint8_t *pages, const struct 
 		tiles::copy_16_async(to + 16 * i, src + 16 * i);
 }
 
-/* A logit in log2 units, capped and sloped: core/attention.h has the order. */
-static __device__ __forceinline__ float bend(
-	const struct kvg_layer *layer, float offset, float slope, float distance, float score)
-{
-	float x = score * LN_2;
-
-	if (layer->softcap > 0)
-		x = layer->softcap * tanhf((x + offset) / layer->softcap);
-	return (x + slope * distance) * LOG2_E;
-}
-
 /* What a thread block works on: tiles [begin, end) of one (query row, virtual head), counted through both
  * ranges. */
 struct piece {
@@ -128,26 +117,50 @@ static __device__ __forceinline__ void load_queries(
 	}
 }
 
-/* What the layer's options do to the logits of one query. */
+/*
+ * What the layer's options do to the logits of one query. Distances are counted from the token that the slope
+ * favours, so that logits that matter are as small as without a slope; finish adds what it gives that token.
+ */
 struct bending {
-	bool is_on;
-	float offset, slope;
+	bool is_on, is_far; /* is_far: the slope is negative */
+	float softcap, offset;
+	float steepness; /* the slope without its sign: taken off for every token between */
+	uint32_t favoured;
 };
 
 static __device__ __forceinline__ struct bending find_bending(
 	const struct kvg_decode_params &params, const struct piece &piece, uint32_t head)
 {
 	const struct kvg_layer *layer = piece.layer;
-	struct bending out = { layer->softcap > 0 || layer->alibi != KVG_NONE, 0.0f, 0.0f };
+	struct bending out = { layer->softcap > 0 || layer->alibi != KVG_NONE, false, layer->softcap, 0.0f,
+		0.0f, piece.row->position };
 
 	if (!out.is_on || head >= piece.n_heads)
 		return out;
 	if (layer->softcap > 0 && layer->k_center != KVG_NONE)
 		out.offset = params.q_offsets[(uint64_t)(piece.row - params.rows) * params.tables.q_heads +
 			piece.q_head + head];
-	if (layer->alibi != KVG_NONE)
-		out.slope = kvg_floats(&params.tables, layer->alibi)[piece.q_head + head];
+	if (layer->alibi != KVG_NONE) {
+		const float slope = kvg_floats(&params.tables, layer->alibi)[piece.q_head + head];
+
+		out.is_far = slope < 0;
+		out.steepness = fabsf(slope);
+		/* In ring blocks it may lie before token 0: its number wraps around, distances do not. */
+		if (out.is_far)
+			out.favoured -= piece.row->farthest;
+	}
 	return out;
+}
+
+/* A logit in log2 units, capped and sloped: core/attention.h has the order. */
+static __device__ __forceinline__ float bend(const struct bending &bending, uint32_t token, float score)
+{
+	const uint32_t distance = bending.is_far ? token - bending.favoured : bending.favoured - token;
+	float x = score * LN_2;
+
+	if (bending.softcap > 0)
+		x = bending.softcap * tanhf((x + bending.offset) / bending.softcap);
+	return (x - bending.steepness * (float)distance) * LOG2_E;
 }
 
 static __device__ __forceinline__ float dot(const float4 *a, const float4 *b, uint32_t n_quads)
@@ -256,8 +269,8 @@ template <int H> struct seat {
 	float max, sum;
 
 	/* The token's logit, -infinity where nobody sees it. */
-	__device__ __forceinline__ float score(const struct piece &piece, const struct kvg_codec *codec,
-		const float *q, const float *k_expanded, const uint8_t *raw, uint32_t at, bool is_seen) const
+	__device__ __forceinline__ float score(const struct kvg_codec *codec, const float *q,
+		const float *k_expanded, const uint8_t *raw, uint32_t at, bool is_seen) const
 	{
 		const uint32_t k_dim = codec->prepared_dim, n_quads = k_dim / 4 / PARTS;
 		float x = dot((const float4 *)(q + head * k_dim) + part * n_quads,
@@ -268,8 +281,7 @@ template <int H> struct seat {
 		if (is_plain(codec))
 			x *= plain_scale(codec, raw, token);
 		if (bending.is_on)
-			x = bend(piece.layer, bending.offset, bending.slope,
-				(float)(at + token) - (float)piece.row->position, x);
+			x = bend(bending, at + token, x);
 		return is_seen ? x : -INFINITY;
 	}
 
@@ -342,7 +354,7 @@ static __global__ void __launch_bounds__(THREADS, 5)
 				memory + 2 * (buffer ^ 1) * raw_bytes);
 		expand_tile(codecs, numbers, raw, raw_bytes, lo, hi, groups, k_expanded, v_expanded);
 
-		const float score = seat.score(piece, &codecs[0], q, k_expanded, raw, at, is_seen);
+		const float score = seat.score(&codecs[0], q, k_expanded, raw, at, is_seen);
 		const float weight = seat.weigh(score, factor);
 
 		if (seat.part == 0)

@@ -230,7 +230,8 @@ struct kvg_decode_row {
 	const uint32_t *table;
 	/* Tiles: what its layer says, so that a kernel on its way to the next row reads one struct. */
 	const uint8_t *pages;
-	uint64_t reserved; /* a multiple of 16 bytes: kvg_stage() lays rows out one by one */
+	uint32_t farthest; /* distance from position to the first token that is seen, wherever it lies */
+	uint32_t reserved; /* a multiple of 16 bytes: kvg_stage() lays rows out one by one */
 };
 KVG_STATIC_ASSERT(sizeof(struct kvg_decode_row) == 64, "kvg_decode_row is an ABI between two compilers");
 

@@ -52,7 +52,7 @@ struct span {
 struct row_tokens {
 	struct span pages,
 		exact; /* the latter counted from the first token of the exact table's first block */
-	uint32_t position, exact_base;
+	uint32_t position, farthest, exact_base;
 };
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
@@ -77,7 +77,9 @@ static struct row_tokens tokens_of(const struct class_of *class, const struct kv
 		op->n_tokens_seen, op->q_len, row, op->window, spec->layers[op->layer].sink_tokens);
 	const uint32_t exact_lo = op->exact_table ? op->exact_lo : UINT32_MAX;
 	const uint32_t base = op->exact_table ? exact_lo / spec->block_size * spec->block_size : 0;
-	struct row_tokens out = { .position = all.hi - 1, .exact_base = base };
+	struct row_tokens out = { .position = all.hi - 1,
+		.farthest = all.hi - 1 - (all.first_hi > 0 ? 0 : all.lo),
+		.exact_base = base };
 
 	out.pages = make_span(0, min_u32(all.first_hi, exact_lo), all.lo, min_u32(all.hi, exact_lo));
 	if (op->exact_table && all.hi > exact_lo)
@@ -317,6 +319,7 @@ static bool put_row(struct class_of *class, const struct kv_decode_op *op, uint3
 	out->n_work = n_work;
 	out->piece_tokens = class->piece_tokens;
 	out->position = tokens->position;
+	out->farthest = tokens->farthest;
 	if (class->has_exact) {
 		struct kvg_decode_row *exact = &class->exact_rows[class->n_exact_rows++];
 
@@ -325,6 +328,7 @@ static bool put_row(struct class_of *class, const struct kv_decode_op *op, uint3
 		exact->n_work = (grown->n_exact_work - wave->n_exact_work) / class->n_virtual;
 		exact->piece_tokens = class->exact_piece_tokens;
 		exact->position = tokens->position - tokens->exact_base;
+		exact->farthest = tokens->farthest;
 		exact->table = op->exact_table ? kvg_area_address(flight, op->exact_table) : NULL;
 	}
 	if (wave->n_rows == 0)
