@@ -140,7 +140,7 @@ template <class Kernel> struct feeder {
 		if (tile == 0 && !is_idle) {
 			for (uint32_t s = 0; s < STAGES; s++) {
 				barrier_init(full + 8 * s, 1);
-				barrier_init(empty + 8 * s, 1);
+				barrier_init(empty + 8 * s, 32);
 			}
 			barrier_publish();
 		}
@@ -231,10 +231,11 @@ template <class Kernel> struct feeder {
 		uint32_t stage = 0, parity = 0; /* of the lane's warp */
 
 		while (__any_sync(0xFFFFFFFFu, unit < unit_end)) {
-			const bool is_left =
-				tile == 0 && unit < unit_end && barrier_is_over(empty + 8 * stage, parity);
+			const bool is_left = unit < unit_end && barrier_is_over(empty + 8 * stage, parity);
 			const uint32_t left = __ballot_sync(0xFFFFFFFFu, is_left);
-			const bool is_filled = (left >> (threadIdx.x % 32 - tile) & 1u) != 0;
+			/* All lanes of a warp's unit, or none. */
+			const bool is_filled =
+				(~left >> (threadIdx.x % 32 - tile) & ((1u << TILES) - 1)) == 0;
 
 			if (left == 0) {
 				pause();
@@ -367,9 +368,7 @@ static __device__ __forceinline__ void walk_items(
 			barrier_wait(full + 8 * stage, parity);
 			kernel.add_unit(stages + stage * Kernel::STAGE_BYTES,
 				token_first + (unit - item_unit) * TOKENS, lo, hi, lane);
-			__syncwarp();
-			if (lane == 0)
-				barrier_arrive(empty + 8 * stage);
+			barrier_arrive(empty + 8 * stage);
 			if (++stage == STAGES) {
 				stage = 0;
 				parity ^= 1;

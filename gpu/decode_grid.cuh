@@ -95,13 +95,14 @@ static __device__ __forceinline__ void load_set(uint32_t address, uint32_t lane,
 	}
 }
 
-/* Scores. N_RESTS: how many of K's products, of 32 channels each, are made exact. */
-template <class Shape, int BITS, int N_RESTS> struct grid_scores {
+/* Scores. */
+template <class Shape, int BITS> struct grid_scores {
 	static constexpr int D = Shape::D, GROUPS = Shape::GROUPS;
 	static constexpr int PRODUCTS = D / 32, SETS = D / 64; /* of channels, of a lane */
 	static constexpr uint32_t NORMS_AT = 2 * D * BITS, K_BYTES = NORMS_AT + 64;
 	static constexpr uint32_t TABLE_BYTES = 0, ROOM_FLOATS = 0;
-	static constexpr int Q_WORDS = D / 16, REST_WORDS = N_RESTS > 0 ? 2 * N_RESTS : 1;
+	static constexpr bool HAS_RESTS = BITS == 3;
+	static constexpr int Q_WORDS = D / 16, REST_WORDS = HAS_RESTS ? Q_WORDS : 1;
 
 	uint32_t low_table, high_table, low_rests, high_rests;
 	uint32_t q[GROUPS][Q_WORDS], q_rest[REST_WORDS];
@@ -162,9 +163,9 @@ template <class Shape, int BITS, int N_RESTS> struct grid_scores {
 	 */
 	__device__ __forceinline__ void begin_queries(uint32_t lane)
 	{
-		if constexpr (N_RESTS > 0) {
+		if constexpr (HAS_RESTS) {
 #pragma unroll
-			for (int i = 0; i < 2 * N_RESTS; i++) {
+			for (int i = 0; i < REST_WORDS; i++) {
 				const uint32_t high = __shfl_xor_sync(0xFFFFFFFFu, q[GROUPS - 1][i], 4);
 
 				q_rest[i] = lane & 4u ? high : GROUPS == 2 ? q[0][i] : 0;
@@ -174,13 +175,13 @@ template <class Shape, int BITS, int N_RESTS> struct grid_scores {
 
 	/* ---- scores ---- */
 
-	/* The first products of the dequantised rows of a lane with a query; h == GROUPS: with the rests'
+	/* Products of the dequantised rows of a lane with a query; h == GROUPS: with the rests'
 	 * operand. */
 	__device__ __forceinline__ void add_products(
-		int (&sum)[4], int h, const uint32_t (&r)[2][D / 16], int n_products) const
+		int (&sum)[4], int h, const uint32_t (&r)[2][D / 16]) const
 	{
 #pragma unroll
-		for (int k = 0; k < n_products; k++) {
+		for (int k = 0; k < PRODUCTS; k++) {
 			const uint32_t *b = h == GROUPS ? q_rest : q[h % GROUPS];
 
 			add_signed(sum, r[0][2 * k], r[1][2 * k], r[0][2 * k + 1], r[1][2 * k + 1], b[2 * k],
@@ -209,7 +210,7 @@ template <class Shape, int BITS, int N_RESTS> struct grid_scores {
 
 				r[x][2 * i] = byte_permute(low_table, high_table, select);
 				r[x][2 * i + 1] = byte_permute(low_table, high_table, select >> 16);
-				if (i < N_RESTS) {
+				if (HAS_RESTS) {
 					rest[x][2 * i] = byte_permute(low_rests, high_rests, select);
 					rest[x][2 * i + 1] =
 						byte_permute(low_rests, high_rests, select >> 16);
@@ -220,15 +221,15 @@ template <class Shape, int BITS, int N_RESTS> struct grid_scores {
 		const float k0 = norms.k[0] * q_scale, k1 = norms.k[1] * q_scale;
 		int rests[4] = { 0, 0, 0, 0 };
 
-		if constexpr (N_RESTS > 0 && GROUPS == 2)
-			add_products(rests, GROUPS, rest, N_RESTS);
+		if constexpr (HAS_RESTS && GROUPS == 2)
+			add_products(rests, GROUPS, rest);
 #pragma unroll
 		for (int h = 0; h < GROUPS; h++) {
 			int sum[4] = { GRID_MAGIC, GRID_MAGIC, GRID_MAGIC, GRID_MAGIC };
 
-			add_products(sum, h, r, PRODUCTS);
-			if constexpr (N_RESTS > 0 && GROUPS == 1)
-				add_products(sum, GROUPS, rest, N_RESTS);
+			add_products(sum, h, r);
+			if constexpr (HAS_RESTS && GROUPS == 1)
+				add_products(sum, GROUPS, rest);
 			unit.y[h][t][0] = fmaf(join_digits(sum[0], sum[1] + rests[h]), k0, log2_n0);
 			unit.y[h][t][1] = fmaf(join_digits(sum[2], sum[3] + rests[2 + h]), k1, log2_n1);
 		}
@@ -407,9 +408,8 @@ template <class Shape, class Scores, int BITS> struct grid_values {
 };
 
 /* What instantiations say: TOKENS of a unit, STAGES of a warp's ring; GROUPS of four heads. */
-template <int D, int BITS, int TOKENS, int STAGES, int GROUPS, int SLOT_WARPS, int N_RESTS,
-	class Shape = shape<D, TOKENS, STAGES, SLOT_WARPS, GROUPS>,
-	class Scores = grid_scores<Shape, BITS, N_RESTS>>
+template <int D, int BITS, int TOKENS, int STAGES, int GROUPS, int SLOT_WARPS,
+	class Shape = shape<D, TOKENS, STAGES, SLOT_WARPS, GROUPS>, class Scores = grid_scores<Shape, BITS>>
 using grid = kernel<Shape, Scores, grid_values<Shape, Scores, BITS>>;
 
 } // namespace tiles

@@ -165,14 +165,16 @@ static __device__ float largest_number(struct prepare_scratch *s, uint32_t n_hea
 
 /*
  * B fragments of the tiles kernel: word w of lane 4g + c holds dims (d / 4) c + 2w, + 1 of column g. Up to
- * four heads have two columns each, the float16 of q and what that leaves over; more have one. All queries of
- * the virtual head share one power of two that brings the largest number into [128, 256).
+ * four heads have two columns each, the float16 of q and what that leaves over; more have one, and fragments
+ * of what is left over behind the others. All queries of the virtual head share one power of two that brings
+ * the largest number into [128, 256).
  */
 static __device__ void write_fragments(const struct kvg_decode_params *params, const struct kvg_decode_op *op,
 	uint32_t item, uint32_t n_heads, struct prepare_scratch *s)
 {
 	const uint32_t d = params->tables.k_head_dim, n_words = d / 8;
 	const bool has_parts = params->n_heads <= 4;
+	const uint32_t n_parts = has_parts ? 1 : 2;
 	const float largest = largest_number(s, n_heads, d);
 	int exponent = 0;
 
@@ -180,18 +182,19 @@ static __device__ void write_fragments(const struct kvg_decode_params *params, c
 		frexpf(largest, &exponent);
 
 	const float scale = ldexpf(1.0f, 8 - exponent);
-	uint32_t *words = (uint32_t *)params->q_prepared + (uint64_t)item * 32 * n_words;
+	uint32_t *words = (uint32_t *)params->q_prepared + (uint64_t)item * n_parts * 32 * n_words;
 
-	for (uint32_t at = threadIdx.x; at < 32 * n_words; at += THREADS) {
-		const uint32_t lane = at / n_words, w = at % n_words, g = lane / 4, c = lane % 4;
+	for (uint32_t at = threadIdx.x; at < n_parts * 32 * n_words; at += THREADS) {
+		const uint32_t lane = at / n_words % 32, w = at % n_words, g = lane / 4, c = lane % 4;
 		const uint32_t head = has_parts ? g / 2 : g;
+		const bool is_left_over = has_parts ? (g & 1u) != 0 : at >= 32 * n_words;
 		uint32_t packed = 0;
 
 		for (uint32_t e = 0; e < 2 && head < n_heads; e++) {
 			const float value = s->q[head][d / 4 * c + 2 * w + e] * scale;
 			uint32_t bits = half_bits(value);
 
-			if (has_parts && (g & 1u))
+			if (is_left_over)
 				bits = half_bits(value - kvg_f16_to_f32(bits));
 			packed |= bits << 16 * e;
 		}

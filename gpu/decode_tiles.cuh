@@ -9,7 +9,8 @@
  *
  * Weights: y = score + log2(norm of v), w = 2^(y - m) as float16, so no multiplication by the norm is left;
  * the denominator adds w / norm in float32. m moves only when a score passes it by 15, so w stays below 2^15.
- * Up to four heads (PARTS): every head has two columns, q and w split into a float16 and what it leaves over.
+ * q is split into a float16 and what it leaves over. Up to four heads (PARTS): every head has two columns,
+ * for both parts of q, and of w. More heads have a column each, and both parts of q one after the other.
  */
 #ifndef GPU_DECODE_TILES_CUH
 #define GPU_DECODE_TILES_CUH
@@ -51,12 +52,12 @@ static __device__ __forceinline__ void load_words(uint32_t address, uint32_t lan
 template <class Shape> struct pair_scores {
 	static constexpr int D = Shape::D, GROUPS = Shape::GROUPS;
 	static constexpr bool PARTS = GROUPS == 1;
-	static constexpr int Q_WORDS = D / 8;
+	static constexpr int Q_WORDS = D / 8, Q_PARTS = PARTS ? 1 : 2;
 	static constexpr uint32_t NORMS_AT = 8 * D, K_BYTES = NORMS_AT + 64;
 	static constexpr uint32_t TABLE_BYTES = pair_table::BYTES, ROOM_FLOATS = TABLE_BYTES / 8;
 
 	struct pair_table pairs;
-	uint32_t q[Q_WORDS];
+	uint32_t q[Q_PARTS][Q_WORDS];
 	float q_scale;
 
 	/* The warps fill the table together, while the first units arrive. */
@@ -97,15 +98,19 @@ template <class Shape> struct pair_scores {
 	__device__ __forceinline__ void load_query(
 		const struct kvg_decode_params &params, uint32_t item_idx, uint32_t lane)
 	{
-		const uint4 *fragments =
-			(const uint4 *)(params.q_prepared + ((uint64_t)item_idx * 32 + lane) * Q_WORDS);
+		const uint4 *fragments = (const uint4 *)params.q_prepared +
+			((uint64_t)item_idx * Q_PARTS * 32 + lane) * (Q_WORDS / 4);
 
 		q_scale = params.q_scales[item_idx];
 #pragma unroll
-		for (int i = 0; i < Q_WORDS / 4; i++) {
-			const uint4 v = fragments[i];
+		for (int part = 0; part < Q_PARTS; part++) {
+#pragma unroll
+			for (int i = 0; i < Q_WORDS / 4; i++) {
+				const uint4 v = fragments[part * 8 * Q_WORDS + i];
 
-			q[4 * i] = v.x, q[4 * i + 1] = v.y, q[4 * i + 2] = v.z, q[4 * i + 3] = v.w;
+				q[part][4 * i] = v.x, q[part][4 * i + 1] = v.y, q[part][4 * i + 2] = v.z,
+					    q[part][4 * i + 3] = v.w;
+			}
 		}
 	}
 
@@ -130,8 +135,11 @@ template <class Shape> struct pair_scores {
 				const uint32_t first = j ? 0x5524 : 0x5504, second = j ? 0x5534 : 0x5514;
 				const int k = (i * 2 + j) * 2;
 
-				multiply(s, pairs.pair(a[i], first), pairs.pair(b[i], first),
-					pairs.pair(a[i], second), pairs.pair(b[i], second), q[k], q[k + 1]);
+				const uint32_t a0 = pairs.pair(a[i], first), a1 = pairs.pair(b[i], first),
+					       a2 = pairs.pair(a[i], second), a3 = pairs.pair(b[i], second);
+#pragma unroll
+				for (int part = 0; part < Q_PARTS; part++)
+					multiply(s, a0, a1, a2, a3, q[part][k], q[part][k + 1]);
 			}
 		}
 

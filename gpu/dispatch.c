@@ -17,7 +17,7 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 struct kvg_tiles_plan kvg_decode_tiles_plan(
 	uint32_t head_dim, uint32_t k_bits, uint32_t v_bits, uint32_t n_heads)
 {
-	const uint32_t words = (k_bits == 4 || n_heads > 4 ? 4 : 2) * head_dim;
+	const uint32_t words = (k_bits == 4 ? 4 : 2) * (n_heads > 4 ? 2 : 1) * head_dim;
 
 #define KVG_TRY(name, dim, bits_k, bits_v, heads, tokens, idle)                                  \
 	if (head_dim == (dim) && k_bits == (bits_k) && v_bits == (bits_v) && n_heads <= (heads)) \

@@ -150,20 +150,22 @@ static __device__ void write_fragments(
 	uint8_t *indices, uint32_t token, bool is_v, const struct kvg_row_scratch *s)
 {
 	const struct fragment_place at = place_in_fragments<D>(token, is_v, 0);
-	const uint32_t n_sets = is_v ? D / 64 : 1, n_selectors = is_v ? D / 16 : D / 32;
+	const uint32_t n_sets = is_v ? D / 64 : 1, n_selectors = is_v ? 4 : D / 32;
 
 	for (uint32_t w = kvg_lane(); w < (is_v ? 8 : 4) * n_sets * BITS; w += 32) {
 		const uint32_t word = w % BITS, rest = w / BITS, set = at.selector / 4 + rest % n_sets,
 			       lane = at.lane + (is_v ? 4 : 1) * (rest / n_sets);
+		const uint32_t first = is_v ? 4 * set : at.selector;
 		uint32_t *there = fragment_word<D>(indices, lane, set * BITS + word);
 		uint32_t value = 0, own = 0;
 
-		for (uint32_t selector = at.selector; selector < at.selector + n_selectors; selector++) {
-			const uint32_t mask = selector / 4 == set
-				? part_of_nibble<BITS>(word, selector % 4, (1u << BITS) - 1)
-				: 0;
+		for (uint32_t selector = first; selector < first + n_selectors; selector++) {
+			const uint32_t mask = part_of_nibble<BITS>(word, selector % 4, (1u << BITS) - 1);
 
-			for (uint32_t n = at.nibble; mask != 0 && n < 8; n += is_v ? 4 : 1) {
+			if (mask == 0)
+				continue;
+#pragma unroll 2
+			for (uint32_t n = at.nibble; n < 8; n += is_v ? 4 : 1) {
 				const uint32_t code =
 					kvg_code_at(s->row, BITS, channel_at<D>(is_v, lane, selector, n));
 

@@ -110,30 +110,43 @@ static inline uint32_t look_up(uint32_t address)
 
 /* ---- barriers that count bytes ---- */
 
-/* Low half: bytes that are still to come; top bit: parity of the phase; bit 62: somebody has said what comes.
- */
+/* Bits 0 to 31: bytes that are still to come; 32 to 43: arrivals that are; 44 to 55: arrivals of a phase; 63:
+ * parity of the phase. */
 static inline void barrier_settle(uint64_t &barrier)
 {
-	if ((barrier & 0x7FFFFFFFFFFFFFFFull) == 1ull << 62) {
-		barrier = ~barrier & 1ull << 63;
+	const uint64_t n_arrivals = barrier >> 44 & 0xFFFu;
+
+	if ((barrier & 0xFFFFFFFFFFFull) == 0) {
+		barrier = (~barrier & 1ull << 63) | n_arrivals << 44 | n_arrivals << 32;
 		fibers_went_on();
 	}
 }
 
 static inline void barrier_init(uint32_t barrier, uint32_t n_arrivals)
 {
-	if (n_arrivals != 1)
-		abort();
-	shared_at<uint64_t>(barrier) = 0;
+	shared_at<uint64_t>(barrier) = (uint64_t)n_arrivals << 44 | (uint64_t)n_arrivals << 32;
 }
 
 static inline void barrier_publish()
 {
 }
 
+static inline void barrier_arrive(uint32_t barrier)
+{
+	uint64_t &state = shared_at<uint64_t>(barrier);
+
+	if ((state >> 32 & 0xFFFu) == 0)
+		abort();
+	state -= 1ull << 32;
+	barrier_settle(state);
+}
+
 static inline void barrier_expect(uint32_t barrier, uint32_t n_bytes)
 {
-	shared_at<uint64_t>(barrier) += (1ull << 62) + n_bytes;
+	uint64_t &state = shared_at<uint64_t>(barrier);
+
+	state += n_bytes; /* before the arrival: bytes hold the phase open */
+	barrier_arrive(barrier);
 }
 
 static inline void barrier_wait(uint32_t barrier, uint32_t parity)
@@ -150,14 +163,6 @@ static inline bool barrier_is_over(uint32_t barrier, uint32_t parity)
 static inline void pause()
 {
 	fibers_yield();
-}
-
-static inline void barrier_arrive(uint32_t barrier)
-{
-	uint64_t &state = shared_at<uint64_t>(barrier);
-
-	state += 1ull << 62;
-	barrier_settle(state);
 }
 
 static inline void sync_threads(uint32_t n_threads)
