@@ -93,7 +93,7 @@ static constexpr int FEEDERS = 4;
 
 template <class Kernel> struct registers {
 	static constexpr int WARPS = Kernel::WARPS + FEEDERS, LAUNCHED = 65536 / (WARPS * 32) / 8 * 8;
-	static constexpr int FEEDING = 32;
+	static constexpr int FEEDING = 40;
 	static constexpr int WORKING = (LAUNCHED * WARPS - FEEDING * FEEDERS) / Kernel::WARPS / 8 * 8;
 };
 
@@ -123,8 +123,8 @@ template <class Kernel> struct feeder {
 	uint32_t block_bytes;
 	const uint8_t *source; /* of the lane's tile of the next unit */
 
-	__device__ __forceinline__ feeder(const struct kvg_decode_params &params, const struct share &share,
-		uint32_t turn, uint32_t memory)
+	__device__ __forceinline__ feeder(
+		const struct kvg_decode_params &params, const struct share &share, uint32_t turn)
 	    : params(params), block_shift(params.tables.block_size / 32), /* 16, 32, 64 tokens: 0, 1, 2 */
 	      unit_end(share.unit_end), unit(share.unit_first), at(share.unit_first - share.item_unit),
 	      item(share.item), source(NULL)
@@ -134,9 +134,9 @@ template <class Kernel> struct feeder {
 
 		warp = turn * N_SERVED + (is_idle ? 0 : lane / TILES);
 		tile = lane % TILES;
-		stages = memory + Kernel::RING_AT + warp * STAGES * STAGE_BYTES;
-		full = memory + Kernel::FULL_AT + warp * STAGES * 8;
-		empty = memory + Kernel::EMPTY_AT + warp * STAGES * 8;
+		stages = SHARED_AT + Kernel::RING_AT + warp * STAGES * STAGE_BYTES;
+		full = SHARED_AT + Kernel::FULL_AT + warp * STAGES * 8;
+		empty = SHARED_AT + Kernel::EMPTY_AT + warp * STAGES * 8;
 		if (tile == 0 && !is_idle) {
 			for (uint32_t s = 0; s < STAGES; s++) {
 				barrier_init(full + 8 * s, 1);
@@ -341,10 +341,9 @@ static __device__ __forceinline__ void walk_items(
 	const uint32_t slot = warp % SLOTS, turn = warp / SLOTS;
 	const uint32_t n_virtual = params.tables.kv_heads * params.n_chunks;
 	const uint32_t group = params.tables.q_heads / params.tables.kv_heads;
-	const uint32_t stages =
-		shared_address(memory) + Kernel::RING_AT + warp * STAGES * Kernel::STAGE_BYTES;
-	const uint32_t full = shared_address(memory) + Kernel::FULL_AT + warp * STAGES * 8;
-	const uint32_t empty = shared_address(memory) + Kernel::EMPTY_AT + warp * STAGES * 8;
+	const uint32_t stages = SHARED_AT + Kernel::RING_AT + warp * STAGES * Kernel::STAGE_BYTES;
+	const uint32_t full = SHARED_AT + Kernel::FULL_AT + warp * STAGES * 8;
+	const uint32_t empty = SHARED_AT + Kernel::EMPTY_AT + warp * STAGES * 8;
 	struct cursor item = share.item;
 	uint32_t item_unit = share.item_unit, stage = 0, parity = 0, unit = share.unit_first + warp;
 	Kernel kernel(params, memory, lane);
@@ -401,6 +400,8 @@ static __global__ void __launch_bounds__(registers<Kernel>::WARPS * 32, 1)
 	walk_kernel(const __grid_constant__ struct kvg_decode_params params)
 {
 	KVG_DYNAMIC_SHARED(memory, 1024);
+	check_shared_at(memory);
+
 	const struct share share = find_share(params);
 	/* From one lane, so that the compiler sees that a warp does not part; it saves a fifth of the tq4
 	 * kernel's instructions, as addresses that all lanes share are kept once. */
@@ -412,7 +413,7 @@ static __global__ void __launch_bounds__(registers<Kernel>::WARPS * 32, 1)
 	} else {
 		give_registers<registers<Kernel>::FEEDING>();
 
-		feeder<Kernel> feeder(params, share, warp - Kernel::WARPS, shared_address(memory));
+		feeder<Kernel> feeder(params, share, warp - Kernel::WARPS);
 
 		feeder.fill_all();
 		__syncthreads();

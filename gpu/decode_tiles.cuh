@@ -24,11 +24,11 @@ namespace tiles
 struct pair_table {
 	static constexpr uint32_t BYTES = 65536;
 
-	uint32_t table, lane4;
+	uint32_t lane4;
 
 	__device__ __forceinline__ uint32_t pair(uint32_t word, uint32_t selector) const
 	{
-		return look_up(table + byte_permute(word, lane4, selector));
+		return look_up(SHARED_AT + byte_permute(word, lane4, selector));
 	}
 };
 
@@ -63,7 +63,7 @@ template <class Shape> struct pair_scores {
 	/* The warps fill the table together, while the first units arrive. */
 	__device__ __forceinline__ pair_scores(
 		const struct kvg_decode_params &params, uint8_t *memory, uint32_t lane)
-	    : pairs({ shared_address(memory), lane * 4 })
+	    : pairs({ lane * 4 })
 	{
 		const uint32_t *centroids = params.tables.words + params.k_table;
 

@@ -62,9 +62,22 @@ static __device__ __forceinline__ uint32_t pack_halves(float low, float high)
 
 /* ---- shared memory ---- */
 
+/*
+ * Where dynamic shared memory begins in a kernel that has no other, behind what the system keeps of it. As a
+ * constant it becomes part of instructions; as an address that is computed it cost the tq4 kernel an addition
+ * for nearly every look-up, or not, as other code changed. Kernels that rely on it look once.
+ */
+static constexpr uint32_t SHARED_AT = 1024;
+
 static __device__ __forceinline__ uint32_t shared_address(const void *ptr)
 {
 	return (uint32_t)__cvta_generic_to_shared(ptr);
+}
+
+static __device__ __forceinline__ void check_shared_at(const void *memory)
+{
+	if (shared_address(memory) != SHARED_AT)
+		__trap();
 }
 
 static __device__ __forceinline__ uint4 load_16(uint32_t address)

@@ -5,7 +5,7 @@ cudaError_t kvg_decode_tiles_launch(const struct kvg_decode_params *params, cuda
 {
 	if (params->n_work == 0)
 		return cudaSuccess;
-#define KVG_TRY(name, dim, bits_k, bits_v, heads, tokens, idle)                 \
+#define KVG_TRY(name, dim, bits_k, bits_v, heads, tokens)                       \
 	if (params->tables.k_head_dim == (dim) && params->k_bits == (bits_k) && \
 		params->v_bits == (bits_v) && params->n_heads <= (heads))       \
 		return kvg_tiles_launch_##name(params, stream);
@@ -19,12 +19,12 @@ struct kvg_tiles_plan kvg_decode_tiles_plan(
 {
 	const uint32_t words = (k_bits == 4 ? 4 : 2) * (n_heads > 4 ? 2 : 1) * head_dim;
 
-#define KVG_TRY(name, dim, bits_k, bits_v, heads, tokens, idle)                                  \
+#define KVG_TRY(name, dim, bits_k, bits_v, heads, tokens)                                        \
 	if (head_dim == (dim) && k_bits == (bits_k) && v_bits == (bits_v) && n_heads <= (heads)) \
-		return (struct kvg_tiles_plan){ tokens, idle, words };
+		return (struct kvg_tiles_plan){ tokens, words };
 	KVG_TILES_VARIANTS(KVG_TRY)
 #undef KVG_TRY
-	return (struct kvg_tiles_plan){ 0, 0, 0 };
+	return (struct kvg_tiles_plan){ 0, 0 };
 }
 
 cudaError_t kvg_kernels_load(void)
@@ -37,8 +37,8 @@ cudaError_t kvg_kernels_load(void)
 		error = kvg_decode_query_load();
 	if (error == cudaSuccess)
 		error = kvg_decode_rows_load();
-#define KVG_LOAD(name, dim, bits_k, bits_v, heads, tokens, idle) \
-	if (error == cudaSuccess)                                \
+#define KVG_LOAD(name, dim, bits_k, bits_v, heads, tokens) \
+	if (error == cudaSuccess)                          \
 		error = kvg_tiles_load_##name();
 	KVG_TILES_VARIANTS(KVG_LOAD)
 #undef KVG_LOAD

@@ -290,7 +290,6 @@ cudaError_t kvg_decode_finish_launch(const struct kvg_decode_params *params, cud
 /* How the kernel over tiles wants its work; all 0 where it is not built. */
 struct kvg_tiles_plan {
 	uint32_t unit_tokens;
-	uint32_t idle_units;     /* what a (row, virtual head) costs beside its units */
 	uint32_t fragment_words; /* 32-bit words of queries per (row, virtual head) */
 };
 struct kvg_tiles_plan kvg_decode_tiles_plan(

@@ -16,6 +16,9 @@
 
 #define PIECE_TOKENS_MIN 64u /* rows layout: below this a piece is mostly start-up */
 #define BLOCKS_PER_SM    8u  /* rows layout: pieces wanted for each multiprocessor */
+/* Tiles: what a (row, virtual head) costs beside its units, where lengths differ. A unit of any kernel is
+ * about as long. */
+#define IDLE_UNITS 6u
 /* Ring blocks: nothing hides what they take, so few tokens are spread as far as they go. */
 #define EXACT_PIECE_TOKENS_MIN KVG_TILE_TOKENS
 
@@ -143,7 +146,7 @@ static void choose_idle_units(struct class_of *class)
 			const uint32_t n_work = work_of(class, &tokens.pages);
 
 			if (first != 0 && n_work != 0 && n_work != first)
-				class->idle_units = class->plan.idle_units;
+				class->idle_units = IDLE_UNITS;
 			first = n_work != 0 ? n_work : first;
 		}
 	}

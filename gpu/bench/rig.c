@@ -233,6 +233,10 @@ void kvg_bench_pool_create(const struct kvg_bench_shape *shape, struct kvg_bench
 			break;
 		kv_pool_spec_destroy(out->spec);
 	}
+	/* Ring blocks that nobody writes are zeros: other numbers may be none, which a decode refuses. */
+	if (shape->n_exact > 0 &&
+		cudaMemset(kvg_bench_cuda()->arena, 0, kvg_bench_cuda()->arena_bytes) != cudaSuccess)
+		kvg_bench_die("clearing the arena");
 	out->n_layers = n_layers;
 	out->layer_bytes = out->spec->token_bytes[0] / n_layers * n_tokens;
 	if (backend->ops->pool_check(backend, out->spec, &arena_bytes, &err) != KV_OK ||

@@ -76,6 +76,14 @@ static inline uint32_t shared_address(const void *ptr)
 	return (uint32_t)((const uint8_t *)ptr - fiber_shared);
 }
 
+static constexpr uint32_t SHARED_AT = 0;
+
+static inline void check_shared_at(const void *memory)
+{
+	if (shared_address(memory) != SHARED_AT)
+		abort();
+}
+
 template <class T> static inline T &shared_at(uint32_t address)
 {
 	if (address % sizeof(T) != 0 || address + sizeof(T) > FIBERS_SHARED_MAX)
