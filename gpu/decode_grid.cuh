@@ -54,15 +54,7 @@ template <int BITS, int D>
 static __device__ __forceinline__ void load_sets(
 	uint32_t address, uint32_t lane, uint32_t (&w)[D / 64 * BITS])
 {
-	if constexpr (D == 128) {
-		const uint4 first = load_16(address + lane * 16);
-
-		w[0] = first.x, w[1] = first.y, w[2] = first.z, w[3] = first.w;
-	} else {
-		const uint2 first = load_8(address + lane * 8);
-
-		w[0] = first.x, w[1] = first.y;
-	}
+	load_words<D>(address, lane, w);
 	if constexpr (BITS == 3 && D == 128) {
 		const uint2 second = load_8(address + 512 + lane * 8);
 

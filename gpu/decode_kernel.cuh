@@ -41,6 +41,23 @@ static __device__ __forceinline__ struct row_norms load_norms(uint32_t k_at, uin
 		{ fmaxf(__uint_as_float(v.x), 1e-30f), fmaxf(__uint_as_float(v.y), 1e-30f) } };
 }
 
+/* The D / 32 words that lie together for each lane: with 4 bits the indices of a token of K, or of half as
+ * many channels of two tokens of V; with fewer the first words of a lane's sets. */
+template <int D, int N>
+static __device__ __forceinline__ void load_words(uint32_t address, uint32_t lane, uint32_t (&w)[N])
+{
+	static_assert(N >= D / 32, "room for the words");
+	if constexpr (D == 128) {
+		const uint4 v = load_16(address + lane * 16);
+
+		w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+	} else {
+		const uint2 v = load_8(address + lane * 8);
+
+		w[0] = v.x, w[1] = v.y;
+	}
+}
+
 /* Tokens outside [lo, hi) weigh nothing. */
 template <class Shape>
 static __device__ __forceinline__ void mask(

@@ -32,22 +32,6 @@ struct pair_table {
 	}
 };
 
-/* Indices of one lane, one in each nibble: D / 32 words for a token of K, D / 64 for each of two tokens of V.
- */
-template <int D>
-static __device__ __forceinline__ void load_words(uint32_t address, uint32_t lane, uint32_t (&w)[D / 32])
-{
-	if constexpr (D == 128) {
-		const uint4 v = load_16(address + lane * 16);
-
-		w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-	} else {
-		const uint2 v = load_8(address + lane * 8);
-
-		w[0] = v.x, w[1] = v.y;
-	}
-}
-
 /* Scores of up to four heads (in PARTS), or up to eight. */
 template <class Shape> struct pair_scores {
 	static constexpr int D = Shape::D, GROUPS = Shape::GROUPS;
