@@ -35,17 +35,18 @@
 #define KV_FAST_ROW_WORDS    8u /* 16-bit words of a row of 4-bit codes that are scored together: 128 bits */
 #define KV_FAST_SLOT_NONE    UINT16_MAX
 /*
- * Greatest magnitudes. A table of K meets queries whose sum of magnitudes is bounded by KV_FAST_K_SUM_MAX, a
- * table of V meets weights whose sum is bounded by KV_FAST_V_SUM_MAX: no sum reaches 2^31.
+ * Greatest magnitudes. A table of K meets queries, a table of V weights, whose magnitudes add up to
+ * KV_FAST_SUM_MAX of the table's at most: no sum reaches 2^31.
  */
-#define KV_FAST_K_TABLE_MAX 4095
-#define KV_FAST_V_TABLE_MAX 2047
-#define KV_FAST_WEIGHT_MAX  32767
-#define KV_FAST_K_SUM_MAX   (INT32_MAX / KV_FAST_K_TABLE_MAX)
-#define KV_FAST_V_SUM_MAX   (INT32_MAX / KV_FAST_V_TABLE_MAX)
+#define KV_FAST_K_TABLE_MAX        4095
+#define KV_FAST_V_TABLE_MAX        2047
+#define KV_FAST_WEIGHT_MAX         32767
+#define KV_FAST_SUM_MAX(table_max) (INT32_MAX / (table_max))
+/* Of E4M3, K and V: 448 in units of 2^-5, so what is at least 2^-2 is a whole number of units. */
+#define KV_FAST_E4M3_TABLE_MAX 14336
+#define KV_FAST_E4M3_UNIT      0x1p-5f
 /* Of a table of V whose sums are 16 bits wide: weights of KV_FAST_BLOCK_TOKENS add up to 2^15 at most. */
 #define KV_FAST_SHORT_TABLE_MAX 32767
-_Static_assert(KV_FAST_BLOCK_TOKENS *KV_FAST_WEIGHT_MAX <= KV_FAST_V_SUM_MAX, "sums of a block fit");
 /*
  * Weights of a step share a unit unless one of them is more than this part of their sum; then those of a
  * block do. Either way rounding costs at most KV_FAST_BLOCK_TOKENS / 2 / KV_FAST_WEIGHT_MAX of the sum.
@@ -70,7 +71,7 @@ struct kv_fast_field {
 enum kv_fast_kind {
 	KV_FAST_CODES,   /* of `bits` bits, looked up in `table` */
 	KV_FAST_BITS,    /* codes of 1 bit: plus table_scale where it is set, else minus */
-	KV_FAST_NUMBERS, /* f32, f16, bf16, or (NONE) E4M3 without its factor of 2^8 */
+	KV_FAST_NUMBERS, /* f32, f16, bf16, or (NONE) E4M3 without its factor of 2^8 where it is no table */
 };
 
 struct kv_fast_part {
@@ -85,6 +86,7 @@ struct kv_fast_part {
 	const int16_t *table;  /* [256], entries repeated every 2^bits; value = entry * table_scale */
 	const uint8_t *halved; /* [KV_FAST_HALVED_BYTES] of codebooks of more than 4 bits, else NULL */
 	float table_scale;
+	int32_t sum_max; /* of the magnitudes of numbers that meet `table` */
 	struct kv_fast_field scale, zero, outer;
 	/* In a prepared query (K), in a weighted sum (V). Of bits of K: a table of sixteen for each four. */
 	uint32_t slot, n_slots;
@@ -139,6 +141,7 @@ struct kv_fast_kernels {
 	const char *name;      /* "avx2", "avx512" */
 	uint32_t words;        /* 16-bit numbers of a register */
 	bool has_split_tables; /* of bits of K */
+	bool has_e4m3_tables;  /* E4M3 is looked up, as codes of 8 bits */
 	/*
 	 * Whether n codes of so many bits are taken in shifted order, and which of them stands in a slot; n
 	 * or more: none.

@@ -71,6 +71,16 @@ static float round_table(const struct kv_segment *segment, int32_t table_max, in
 	return unit;
 }
 
+/* E4M3 as multiples of KV_FAST_E4M3_UNIT; what is no number is in no row that was encoded. */
+static void round_e4m3(const struct kv_segment *segment, int16_t table[256])
+{
+	for (uint32_t code = 0; code < 256; code++) {
+		const float value = segment->table[code];
+
+		table[code] = (int16_t)(isnan(value) ? 0 : lrintf(value / KV_FAST_E4M3_UNIT));
+	}
+}
+
 /* The lower half of a codebook of more than 4 bits, whose values ascend, in steps. */
 static void halve_table(const struct kv_segment *segment, float unit, uint8_t halved[KV_FAST_HALVED_BYTES])
 {
@@ -134,7 +144,7 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->scale = field_at(side, codec, segment->has_scale, segment->scale_field, first / group);
 	part->zero = field_at(side, codec, segment->has_zero, segment->zero_field, first / group);
 	part->outer = field_at(side, codec, segment->has_outer, segment->outer_field, 0);
-	if (segment->code == KV_CODE_NUMBER || is_e4m3(codec)) {
+	if (segment->code == KV_CODE_NUMBER || (is_e4m3(codec) && !kernels->has_e4m3_tables)) {
 		part->kind = KV_FAST_NUMBERS;
 		part->number = segment->code == KV_CODE_NUMBER ? segment->number : KV_DTYPE_NONE;
 		part->table_scale = part->number == KV_DTYPE_NONE ? E4M3_FACTOR : 1;
@@ -151,11 +161,18 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	/* A codebook's segment is one part, so this table is for no other one. */
 	part->has_short_sums = is_v && kernels->code_of_short_slot && part->bits == 4 && part->is_shifted &&
 		segment->codebook && part->n == segment->n_channels;
-	part->table_scale = round_table(segment,
-		part->has_short_sums ? KV_FAST_SHORT_TABLE_MAX
-			: is_v       ? KV_FAST_V_TABLE_MAX
-				     : KV_FAST_K_TABLE_MAX,
-		side->tables[segment_idx]);
+	const int32_t table_max = is_e4m3(codec) ? KV_FAST_E4M3_TABLE_MAX
+		: part->has_short_sums           ? KV_FAST_SHORT_TABLE_MAX
+		: is_v                           ? KV_FAST_V_TABLE_MAX
+						 : KV_FAST_K_TABLE_MAX;
+
+	part->sum_max = KV_FAST_SUM_MAX(table_max);
+	if (is_e4m3(codec)) {
+		round_e4m3(segment, side->tables[segment_idx]);
+		part->table_scale = KV_FAST_E4M3_UNIT;
+	} else {
+		part->table_scale = round_table(segment, table_max, side->tables[segment_idx]);
+	}
 	if (part->has_short_sums)
 		part->table_scale *= 1u << 15; /* products are rounded to multiples of it */
 	if (part->bits == 1) {
@@ -194,7 +211,7 @@ bool kv_fast_side_init(struct kv_fast_side *side, const struct kv_row_codec *cod
 }
 
 /* Rounds the slots of one part to integers whose magnitudes and their sum are bounded. */
-static float round_slots(const float *values, uint32_t n, int16_t *codes)
+static float round_slots(const float *values, uint32_t n, int32_t sum_max, int16_t *codes)
 {
 	float largest = 0, sum = 0;
 
@@ -209,7 +226,7 @@ static float round_slots(const float *values, uint32_t n, int16_t *codes)
 		return 0;
 	}
 	/* Rounding adds at most a half for each slot. */
-	const float by_sum = sum / ((float)KV_FAST_K_SUM_MAX - (float)n), by_largest = largest / 32767.0f;
+	const float by_sum = sum / ((float)sum_max - (float)n), by_largest = largest / 32767.0f;
 	const float unit = by_sum > by_largest ? by_sum : by_largest;
 
 	for (uint32_t s = 0; s < n; s++) {
@@ -288,7 +305,8 @@ void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, 
 				make_tables(part, values + part->slot, codes + part->slot);
 		} else {
 			units[p] = part->table_scale *
-				round_slots(values + part->slot, part->n_slots, codes + part->slot);
+				round_slots(values + part->slot, part->n_slots, part->sum_max,
+					codes + part->slot);
 		}
 	}
 }

@@ -347,6 +347,7 @@ const struct kv_fast_kernels OF_SET(kv_fast_kernels) = {
 	.name = TEXT(KV_FAST_SET),
 	.words = WORDS,
 	.has_split_tables = HAS_SPLIT_TABLES,
+	.has_e4m3_tables = LANES == 16,
 	.takes_shifted = takes_shifted_of_set,
 	.code_of_slot = code_of_slot_of_set,
 #if HAS_SHORT_SUMS

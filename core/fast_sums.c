@@ -31,29 +31,40 @@ INLINE void round_block(const float *values, float factor, struct weights *weigh
 		store_rounded((f_vector)(load_f32(values + first + t) * repeat_f32(factor)), codes + t);
 }
 
+/* Of weights of n tokens with that maximum and sum: what integers of at most KV_FAST_WEIGHT_MAX, which add up
+ * to sum_max at most, are multiples of. */
+INLINE float unit_of(float largest, float sum, int32_t sum_max)
+{
+	/* Rounding adds at most a half for each; as much is left for the rounding of their sum. */
+	const float by_sum = sum / (float)(sum_max - (int32_t)STEP),
+		    by_largest = largest / (float)KV_FAST_WEIGHT_MAX;
+
+	return by_sum > by_largest ? by_sum : by_largest;
+}
+
 /* With a unit for every block. */
-static void round_by_blocks(const float *values, uint32_t n, struct weights *weights)
+static void round_by_blocks(const float *values, uint32_t n, int32_t sum_max, struct weights *weights)
 {
 	weights->ends = 0;
 	for (uint32_t first = 0; first < n; first += TOKENS) {
 		/* Weights that are all smaller than that, or nothing, become nothing. */
-		f32_lanes max = repeat_f32(0x1p-100f);
+		f32_lanes max = repeat_f32(0x1p-100f), all = { 0 };
 
-		for (uint32_t t = first; t < first + TOKENS; t += LANES)
+		for (uint32_t t = first; t < first + TOKENS; t += LANES) {
 			max = greater(max, load_f32(values + t));
+			all += load_f32(values + t);
+		}
 
-		const float largest = greatest_lane(max);
+		const float unit = unit_of(greatest_lane(max), sum_of_lanes(all), sum_max);
 
-		round_block(values, (float)KV_FAST_WEIGHT_MAX / largest, weights, first);
-		weights->units[first / TOKENS] = largest / (float)KV_FAST_WEIGHT_MAX;
+		round_block(values, 1 / unit, weights, first);
+		weights->units[first / TOKENS] = unit;
 		weights->ends |= 1u << first / TOKENS;
 	}
 }
 
-INLINE void round_weights(const float *values, uint32_t n, struct weights *weights)
+INLINE void round_weights(const float *values, uint32_t n, int32_t sum_max, struct weights *weights)
 {
-	/* Rounding adds at most a half for each; as much is left for the rounding of their sum. */
-	const float most = (float)(KV_FAST_V_SUM_MAX - (int32_t)STEP);
 	f32_lanes max = load_f32(values), all = { 0 };
 
 	for (uint32_t t = 0; t < n; t += LANES) {
@@ -64,12 +75,11 @@ INLINE void round_weights(const float *values, uint32_t n, struct weights *weigh
 	const float largest = greatest_lane(max), sum = sum_of_lanes(all);
 
 	if (!(sum > 0x1p-100f && sum < 0x1p126f && largest <= sum * KV_FAST_SHARE_MAX)) {
-		round_by_blocks(values, n, weights);
+		round_by_blocks(values, n, sum_max, weights);
 		return;
 	}
 
-	const float by_sum = sum / most, by_largest = largest / (float)KV_FAST_WEIGHT_MAX;
-	const float unit = by_sum > by_largest ? by_sum : by_largest;
+	const float unit = unit_of(largest, sum, sum_max);
 
 	for (uint32_t first = 0; first < n; first += TOKENS)
 		round_block(values, 1 / unit, weights, first);
@@ -269,7 +279,7 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 		return;
 	}
 	for (uint32_t q = 0; q < n_queries; q++)
-		round_weights(scaled + (size_t)q * STEP, n_places(rows), &rounded_weights[q]);
+		round_weights(scaled + (size_t)q * STEP, n_places(rows), part->sum_max, &rounded_weights[q]);
 	FORGET(weights); /* else a compiler takes them for never filled */
 #define SUM(bits, is_shifted, is_value) \
 	sum_codes(part, rows, weights, n_queries, bits, is_shifted, is_value, sums)

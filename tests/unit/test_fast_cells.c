@@ -39,14 +39,15 @@ static const uint32_t rings[] = { 64, 0, 128 }; /* exact_tokens: some of N_SEEN,
 enum { K_FORMAT, V_FORMAT, K_DIM, V_DIM, RATIO, BLOCK, OPTIONS, RING, N_FACTORS };
 
 /* As rows are in the formats' own words: a name's family tells what is rounded. */
-static double bound_of(const char *k, const char *v)
+static double bound_of(const struct kv_fast_kernels *kernels, const char *k, const char *v)
 {
 	const char *names[2] = { k, v };
 	double bound = BOUND_NUMBERS;
 
 	for (int i = 0; i < 2; i++) {
 		const bool is_table = strncmp(names[i], "t", 1) == 0,
-			   is_whole = strncmp(names[i], "v", 1) == 0;
+			   is_whole = strncmp(names[i], "v", 1) == 0 ||
+			(kernels->has_e4m3_tables && strcmp(names[i], "fp8") == 0);
 
 		bound = is_table ? BOUND_TABLES : is_whole && bound < BOUND_WHOLE ? BOUND_WHOLE : bound;
 	}
@@ -106,7 +107,8 @@ static void spoil_pages(const struct batch_rig *rig)
 static void check_cell(
 	const struct kv_fast_kernels *kernels, uint32_t cell_idx, const uint32_t *cell, uint32_t options)
 {
-	const double bound = bound_of(kv_format_at(cell[K_FORMAT])->name, kv_format_at(cell[V_FORMAT])->name);
+	const double bound =
+		bound_of(kernels, kv_format_at(cell[K_FORMAT])->name, kv_format_at(cell[V_FORMAT])->name);
 	const uint32_t n_ring = rings[cell[RING]], lo = n_ring < N_SEEN ? N_SEEN - n_ring : 0;
 	struct kv_decode_op *ops[5];
 	struct batch_rig rig;
