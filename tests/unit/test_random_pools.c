@@ -127,8 +127,12 @@ static double bound_of(uint32_t bench_idx, const struct kv_layer_spec *layer)
 	return strcmp(names[0], "tq4") == 0 ? 2e-3 : 5e-3;
 #endif
 	/* core/DESIGN.md, Fast decodes: numbers, whole numbers, tables. */
-	for (int i = 0; i < 2; i++)
-		bound = fmax(bound, names[i][0] == 't' ? 2e-3 : names[i][0] == 'v' ? 1e-3 : 0);
+	for (int i = 0; i < 2; i++) {
+		const bool is_whole = names[i][0] == 'v' ||
+			(kv_fast_kernels_at(bench_idx - 1)->has_e4m3_tables && strcmp(names[i], "fp8") == 0);
+
+		bound = fmax(bound, names[i][0] == 't' ? 2e-3 : is_whole ? 1e-3 : 0);
+	}
 	return bound;
 }
 
