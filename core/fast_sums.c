@@ -21,70 +21,96 @@ float OF_SET(kv_fast_max)(const float *values, uint32_t n)
 	return greatest_lane(max);
 }
 
-INLINE void round_block(const float *values, float factor, struct weights *weights, uint32_t first)
+/* LANES weights times the scales of their rows, NULL: none. */
+INLINE f32_lanes scaled_at(const float *values, const float *scales, uint32_t t)
 {
-	/* Not by way of an array: two stores cannot be loaded as one before both are over. */
-	int16_t *codes = (int16_t *)(void *)weights->pairs + first;
-
-	UNROLL
-	for (uint32_t t = 0; t < TOKENS; t += LANES)
-		store_rounded((f_vector)(load_f32(values + first + t) * repeat_f32(factor)), codes + t);
+	return scales ? load_f32(values + t) * load_f32(scales + t) : load_f32(values + t);
 }
 
-/* Of weights of n tokens with that maximum and sum: what integers of at most KV_FAST_WEIGHT_MAX, which add up
- * to sum_max at most, are multiples of. */
+/*
+ * Of weights with that maximum and sum: what integers of at most KV_FAST_WEIGHT_MAX, which add up to sum_max
+ * at most, are multiples of.
+ */
 INLINE float unit_of(float largest, float sum, int32_t sum_max)
 {
 	/* Rounding adds at most a half for each; as much is left for the rounding of their sum. */
-	const float by_sum = sum / (float)(sum_max - (int32_t)STEP),
-		    by_largest = largest / (float)KV_FAST_WEIGHT_MAX;
+	const float by_sum = sum * (1 / (float)(sum_max - (int32_t)STEP)),
+		    by_largest = largest * (1 / (float)KV_FAST_WEIGHT_MAX);
 
 	return by_sum > by_largest ? by_sum : by_largest;
 }
 
 /* With a unit for every block. */
-static void round_by_blocks(const float *values, uint32_t n, int32_t sum_max, struct weights *weights)
+static void round_by_blocks(
+	const float *values, const float *scales, uint32_t n, int32_t sum_max, struct weights *weights)
 {
+	int16_t *codes = (int16_t *)(void *)weights->pairs;
+
 	weights->ends = 0;
 	for (uint32_t first = 0; first < n; first += TOKENS) {
 		/* Weights that are all smaller than that, or nothing, become nothing. */
 		f32_lanes max = repeat_f32(0x1p-100f), all = { 0 };
 
 		for (uint32_t t = first; t < first + TOKENS; t += LANES) {
-			max = greater(max, load_f32(values + t));
-			all += load_f32(values + t);
+			max = greater(max, scaled_at(values, scales, t));
+			all += scaled_at(values, scales, t);
 		}
 
 		const float unit = unit_of(greatest_lane(max), sum_of_lanes(all), sum_max);
+		const f32_lanes factor = repeat_f32(1 / unit);
 
-		round_block(values, 1 / unit, weights, first);
+		for (uint32_t t = first; t < first + TOKENS; t += LANES)
+			store_rounded((f_vector)(scaled_at(values, scales, t) * factor), codes + t);
 		weights->units[first / TOKENS] = unit;
 		weights->ends |= 1u << first / TOKENS;
 	}
 }
 
-INLINE void round_weights(const float *values, uint32_t n, int32_t sum_max, struct weights *weights)
+/* Of a whole step with many registers (is_held) scaled weights stay in them. */
+INLINE void round_weights_of(const float *values, const float *scales, const uint32_t n, const bool is_held,
+	int32_t sum_max, struct weights *weights)
 {
-	f32_lanes max = load_f32(values), all = { 0 };
+	/* Not by way of an array: two stores cannot be loaded as one before both are over. */
+	int16_t *codes = (int16_t *)(void *)weights->pairs;
+	f32_lanes held[STEP / LANES] = { 0 }, max = { 0 }, all = { 0 };
 
-	for (uint32_t t = 0; t < n; t += LANES) {
-		max = greater(max, load_f32(values + t));
-		all += load_f32(values + t);
+	UNROLL
+	for (uint32_t i = 0; i < n / LANES; i++) {
+		const f32_lanes scaled = scaled_at(values, scales, i * LANES);
+
+		if (is_held)
+			held[i] = scaled;
+		max = greater(max, scaled);
+		all += scaled;
 	}
 
 	const float largest = greatest_lane(max), sum = sum_of_lanes(all);
 
 	if (!(sum > 0x1p-100f && sum < 0x1p126f && largest <= sum * KV_FAST_SHARE_MAX)) {
-		round_by_blocks(values, n, sum_max, weights);
+		round_by_blocks(values, scales, n, sum_max, weights);
 		return;
 	}
 
 	const float unit = unit_of(largest, sum, sum_max);
+	const f32_lanes factor = repeat_f32(1 / unit);
 
-	for (uint32_t first = 0; first < n; first += TOKENS)
-		round_block(values, 1 / unit, weights, first);
+	UNROLL
+	for (uint32_t i = 0; i < n / LANES; i++) {
+		const f32_lanes scaled = is_held ? held[i] : scaled_at(values, scales, i * LANES);
+
+		store_rounded((f_vector)(scaled * factor), codes + (size_t)i * LANES);
+	}
 	weights->units[n / TOKENS - 1] = unit;
 	weights->ends = 1u << (n / TOKENS - 1);
+}
+
+static void round_weights(
+	const float *values, const float *scales, uint32_t n, int32_t sum_max, struct weights *weights)
+{
+	if (LANES == 16 && n == STEP)
+		round_weights_of(values, scales, STEP, true, sum_max, weights);
+	else
+		round_weights_of(values, scales, n, false, sum_max, weights);
 }
 
 /* Registers [v, v + n_vectors) of two rows, from half `half` of a block in shifted order. */
@@ -259,27 +285,29 @@ INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 		sum_numbers_of(part, rows, weights, n_queries, v, 1, number, is_shifted, sums);
 }
 
-INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
-	const uint32_t n_queries, float *const *sums)
+/* scales: of codes only, NULL: none. */
+INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *values,
+	const float *scales, const uint32_t n_queries, float *const *sums)
 {
 	struct weights rounded_weights[KV_FAST_QUERIES_MAX];
 	const struct weights *weights = rounded_weights;
 
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_F32, false, sums);
+			sum_numbers(part, rows, values, n_queries, KV_DTYPE_F32, false, sums);
 		else if (part->number == KV_DTYPE_F16)
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_F16, false, sums);
+			sum_numbers(part, rows, values, n_queries, KV_DTYPE_F16, false, sums);
 		else if (part->is_shifted)
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_BF16, true, sums);
+			sum_numbers(part, rows, values, n_queries, KV_DTYPE_BF16, true, sums);
 		else if (part->number == KV_DTYPE_BF16)
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_BF16, false, sums);
+			sum_numbers(part, rows, values, n_queries, KV_DTYPE_BF16, false, sums);
 		else
-			sum_numbers(part, rows, scaled, n_queries, KV_DTYPE_NONE, false, sums);
+			sum_numbers(part, rows, values, n_queries, KV_DTYPE_NONE, false, sums);
 		return;
 	}
 	for (uint32_t q = 0; q < n_queries; q++)
-		round_weights(scaled + (size_t)q * STEP, n_places(rows), part->sum_max, &rounded_weights[q]);
+		round_weights(values + (size_t)q * STEP, scales, n_places(rows), part->sum_max,
+			&rounded_weights[q]);
 	FORGET(weights); /* else a compiler takes them for never filled */
 #define SUM(bits, is_shifted, is_value) \
 	sum_codes(part, rows, weights, n_queries, bits, is_shifted, is_value, sums)
@@ -315,22 +343,22 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 #undef SUM
 }
 
-static void sum_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
-	float *const *sums)
+static void sum_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *values,
+	const float *scales, float *const *sums)
 {
-	sum_part(part, rows, scaled, 1, sums);
+	sum_part(part, rows, values, scales, 1, sums);
 }
 
-static void sum_part_2(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
-	float *const *sums)
+static void sum_part_2(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *values,
+	const float *scales, float *const *sums)
 {
-	sum_part(part, rows, scaled, 2, sums);
+	sum_part(part, rows, values, scales, 2, sums);
 }
 
-static void sum_part_4(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *scaled,
-	float *const *sums)
+static void sum_part_4(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *values,
+	const float *scales, float *const *sums)
 {
-	sum_part(part, rows, scaled, 4, sums);
+	sum_part(part, rows, values, scales, 4, sums);
 }
 
 static float dot_tokens(const float *a, const float *b, uint32_t n)
@@ -340,6 +368,18 @@ static float dot_tokens(const float *a, const float *b, uint32_t n)
 	for (uint32_t t = LANES; t < n; t += LANES)
 		sum += load_f32(a + t) * load_f32(b + t);
 	return sum_of_lanes(sum);
+}
+
+/* Where weights are scaled before they are rounded, if they are. */
+static const float *scale_weights(
+	const float *weights, const float *scales, uint32_t n, uint32_t n_queries, float *scaled)
+{
+	for (uint32_t q = 0; scales && q < n_queries; q++) {
+		for (uint32_t t = 0; t < n; t += LANES)
+			store_f32(scaled_at(weights + (size_t)q * STEP, scales, t),
+				scaled + (size_t)q * STEP + t);
+	}
+	return scales ? scaled : weights;
 }
 
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
@@ -352,32 +392,29 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 	begin_fields(side, rows, &fields);
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part moved = part_of_rows(&side->parts[p], rows), *part = &moved;
-		const float *used = weights;
 
 		load_fields(part, rows, &fields);
 		for (uint32_t q = 0; fields.zero && q < n_queries; q++)
 			zeros[q][p] += dot_tokens(weights + (size_t)q * STEP, fields.zero, n);
-		for (uint32_t q = 0; fields.scale && q < n_queries; q++) {
-			for (uint32_t t = 0; t < n; t += LANES)
-				store_f32(
-					load_f32(weights + (size_t)q * STEP + t) * load_f32(fields.scale + t),
-					scaled + (size_t)q * STEP + t);
-			used = scaled;
+		if (part->kind == KV_FAST_CODES && !part->has_short_sums) {
+			(n_queries == 1 ? sum_part_1
+					: n_queries == 2
+					? sum_part_2
+					: sum_part_4)(part, rows, weights, fields.scale, sums);
+			continue;
 		}
+
+		const float *used = scale_weights(weights, fields.scale, n, n_queries, scaled);
+
+		if (part->kind == KV_FAST_NUMBERS)
+			(n_queries == 1                  ? sum_part_1
+					: n_queries == 2 ? sum_part_2
+							 : sum_part_4)(part, rows, used, NULL, sums);
+		for (uint32_t first = 0; part->kind == KV_FAST_BITS && first < n; first += TOKENS)
+			OF_SET(kv_fast_sum_bits)(part, rows, first, used, n_queries, sums);
 #if HAS_SHORT_SUMS
-		if (part->has_short_sums) {
-			for (uint32_t first = 0; first < n; first += TOKENS)
-				OF_SET(kv_fast_sum_short)(part, rows, first, used, n_queries, sums);
-			continue;
-		}
+		for (uint32_t first = 0; part->has_short_sums && first < n; first += TOKENS)
+			OF_SET(kv_fast_sum_short)(part, rows, first, used, n_queries, sums);
 #endif
-		if (part->kind == KV_FAST_BITS) {
-			for (uint32_t first = 0; first < n; first += TOKENS)
-				OF_SET(kv_fast_sum_bits)(part, rows, first, used, n_queries, sums);
-			continue;
-		}
-		(n_queries == 1                  ? sum_part_1
-				: n_queries == 2 ? sum_part_2
-						 : sum_part_4)(part, rows, used, sums);
 	}
 }
