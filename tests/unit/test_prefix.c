@@ -1,46 +1,7 @@
 #include <stdlib.h>
 
-#include "core/prefix.h"
 #include "core/report.h"
-#include "tests/lib/kv_sequence_rig.h"
-
-#define TOKENS_MAX 160u
-
-static uint8_t tokens[4 * TOKENS_MAX];
-
-/* Token i is i below the branch and way * 1000 + i from there on. */
-static struct kv_prefix_key key_of(uint32_t n_tokens, uint32_t branch, uint32_t way)
-{
-	for (uint32_t i = 0; i < TOKENS_MAX; i++) {
-		const uint32_t token = i < branch ? i : way * 1000 + i;
-
-		memcpy(tokens + 4 * i, &token, sizeof(token));
-	}
-	return (struct kv_prefix_key){ .tokens = tokens, .n_tokens = n_tokens };
-}
-
-static struct kv_prefix_result publish(
-	struct rig *rig, uint64_t id, const struct kv_prefix_key *key, uint32_t ttl_ms, uint64_t now_ms)
-{
-	struct kv_prefix_result result;
-
-	kv_assert_ok(kv_prefix_publish(rig->session, id, key, ttl_ms, now_ms * KV_NS_PER_MS, &result));
-	kv_test_audit(rig->test.domain, NULL, 0);
-	return result;
-}
-
-/* How many tokens are found. */
-static uint32_t match(struct rig *rig, uint64_t id, const struct kv_prefix_key *key, uint64_t now_ms)
-{
-	struct kv_prefix_result result;
-	const enum kv_status status =
-		kv_prefix_match(rig->session, id, key, false, now_ms * KV_NS_PER_MS, &result);
-
-	kv_test_audit(rig->test.domain, NULL, 0);
-	ck_assert(status == KV_OK || status == KV_NOT_FOUND);
-	ck_assert_int_eq(status == KV_OK, result.n_tokens > 0);
-	return result.n_tokens;
-}
+#include "tests/lib/kv_prefix_rig.h"
 
 static struct kv_session *open_as(struct rig *rig, uint64_t tenant)
 {
@@ -304,136 +265,6 @@ START_TEST(test_prefix_publish_refusals)
 }
 END_TEST
 
-/* FAILURES P1: idle prefixes go first, then idle evictable sequences, least recently used; then POOL_FULL. */
-START_TEST(test_prefix_order_of_eviction)
-{
-	struct rig rig;
-	struct kv_prefix_key key = key_of(32, 160, 0);
-	struct kv_item item;
-
-	rig_init(&rig, RIG_POOL, RIG_GROUPS); /* 10 blocks a group */
-	append_now(&rig, 1, 0, 32);
-	publish(&rig, 1, &key, 0, 1);
-	kv_assert_ok(kv_sequence_free(rig.session, 1));
-	kv_test_release_all(rig.test.domain);
-	for (uint64_t id = 2; id <= 4; id++) {
-		item = plan(&rig, KV_ITEM_APPEND, id, 0, 32, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
-		finish(&item, KV_OK, KV_OK, 32);
-	}
-	append_now(&rig, 5, 0, 32);
-	ck_assert_uint_eq(n_free(&rig, 0), 0);
-	/* 2 is used, so 3 is the oldest; 4 is pinned. */
-	item = plan(&rig, KV_ITEM_READ, 2, 0, 1, 0, 4, 0);
-	finish(&item, KV_OK, KV_OK, 32);
-	kv_assert_ok(kv_sequence_pin(rig.session, 4));
-	kv_assert_ok(kv_sequence_pin(rig.session, 4));
-	kv_test_audit(rig.test.domain, NULL, 0);
-
-	append_now(&rig, 5, 32, 32);
-	ck_assert_uint_eq(kv_prefix_counts(rig.pool).n_nodes, 0);
-	ck_assert_uint_eq(rig.pool->n_evicted_sequences, 0);
-	append_now(&rig, 5, 64, 16);
-	ck_assert(kv_sequence_find(rig.session, 3)->is_evicted);
-	ck_assert(!kv_sequence_find(rig.session, 2)->is_evicted);
-	item = plan(&rig, KV_ITEM_DECODE, 3, 32, 0, 0, 1, 0);
-	assert_refused(&item, KV_EVICTED, 0, KV_LAYER_NONE);
-	item = plan(&rig, KV_ITEM_APPEND, 3, 32, 1, 0, 4, 0);
-	assert_refused(&item, KV_EVICTED, 0, KV_LAYER_NONE);
-	append_now(&rig, 5, 80, 48);
-	ck_assert(kv_sequence_find(rig.session, 2)->is_evicted);
-	/* What cannot succeed evicts nobody. */
-	kv_assert_ok(kv_sequence_unpin(rig.session, 4));
-	kv_assert_ok(kv_sequence_unpin(rig.session, 4));
-	kv_assert_status(kv_sequence_unpin(rig.session, 4), KV_BAD_STATE);
-	item = plan(&rig, KV_ITEM_APPEND, 6, 0, 48, 0, 4, KV_ITEM_CREATE);
-	assert_refused(&item, KV_POOL_FULL, 0, KV_LAYER_NONE);
-	ck_assert(!kv_sequence_find(rig.session, 4)->is_evicted);
-	/* More than the whole pool is refused finally. */
-	item = plan(&rig, KV_ITEM_APPEND, 5, 128, 33, 0, 4, 0);
-	assert_refused(&item, KV_LEN_LIMIT, 128, KV_LAYER_NONE);
-	append_now(&rig, 3, 0, 16);
-	ck_assert(!kv_sequence_find(rig.session, 3)->is_evicted);
-	kv_test_audit(rig.test.domain, NULL, 0);
-	rig_finish(&rig);
-}
-END_TEST
-
-/* A sequence at rest is not evicted for its own append, nor one that an item names. */
-START_TEST(test_prefix_nobody_is_evicted_for_himself)
-{
-	struct rig rig;
-	struct kv_item held, item;
-
-	rig_init(&rig, RIG_POOL, RIG_GROUPS);
-	item = plan(&rig, KV_ITEM_APPEND, 1, 0, 80, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
-	finish(&item, KV_OK, KV_OK, 80);
-	item = plan(&rig, KV_ITEM_APPEND, 2, 0, 80, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
-	finish(&item, KV_OK, KV_OK, 80);
-	held = plan(&rig, KV_ITEM_READ, 2, 0, 80, 0, 4, 0);
-	item = plan(&rig, KV_ITEM_APPEND, 1, 80, 16, 0, 4, 0);
-	assert_refused(&item, KV_POOL_FULL, 80, KV_LAYER_NONE);
-	finish(&held, KV_OK, KV_OK, 80);
-	append_now(&rig, 1, 80, 16);
-	ck_assert(kv_sequence_find(rig.session, 2)->is_evicted);
-	rig_finish(&rig);
-}
-END_TEST
-
-/* Above the high mark the daemon makes room by itself, until the low one, and only of what may go. */
-START_TEST(test_prefix_watermarks)
-{
-	static const struct kv_domain_limits limits = { .sessions_max = 4,
-		.sequences_max = 20,
-		.lease_ms = 1000,
-		.lease_ms_max = 1000,
-		.evict_high_percent = 80,
-		.evict_low_percent = 50 };
-	struct rig rig;
-	struct kv_item item;
-
-	kv_test_domain_init(&rig.test, &limits, RIG_POOL, RIG_GROUPS, 1);
-	rig.pool = rig.test.pool;
-	rig.session = kv_test_open(&rig.test);
-	for (uint64_t id = 1; id <= 8; id++) {
-		item = plan(&rig, KV_ITEM_APPEND, id, 0, 16, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
-		finish(&item, KV_OK, KV_OK, 16);
-	}
-	kv_domain_release(rig.test.domain, 1024);
-	ck_assert_uint_eq(n_free(&rig, 0), 2);
-	append_now(&rig, 9, 0, 16);
-	kv_domain_release(rig.test.domain, 1024);
-	ck_assert_uint_eq(n_free(&rig, 0), 5);
-	ck_assert_uint_eq(rig.pool->n_evicted_sequences, 4);
-	append_now(&rig, 9, 16, 64);
-	kv_domain_release(rig.test.domain, 1024);
-	ck_assert_uint_eq(n_free(&rig, 0), 5);
-	kv_test_audit(rig.test.domain, NULL, 0);
-	rig_finish(&rig);
-}
-END_TEST
-
-/* FAILURES P6, L14: evicting is bounded between two calls of kv_domain_release(). */
-START_TEST(test_prefix_eviction_is_bounded)
-{
-	struct rig rig;
-	struct kv_prefix_key key = key_of(16, 160, 0);
-	struct kv_item item;
-
-	rig_init(&rig, RIG_POOL, RIG_GROUPS);
-	append_now(&rig, 1, 0, 16);
-	publish(&rig, 1, &key, 0, 1);
-	kv_assert_ok(kv_sequence_free(rig.session, 1));
-	kv_test_release_all(rig.test.domain);
-	append_now(&rig, 2, 0, 144);
-	rig.test.domain->n_cut = KV_EVICT_BLOCKS_MAX;
-	item = plan(&rig, KV_ITEM_APPEND, 2, 144, 16, 0, 4, 0);
-	assert_refused(&item, KV_POOL_FULL, 144, KV_LAYER_NONE);
-	kv_domain_release(rig.test.domain, 1024);
-	append_now(&rig, 2, 144, 16);
-	rig_finish(&rig);
-}
-END_TEST
-
 /* Blocks of prefixes that no sequence has are told apart from slack. */
 START_TEST(test_prefix_report)
 {
@@ -598,10 +429,6 @@ int main(void)
 	tcase_add_test(tcase, test_prefix_identities);
 	tcase_add_test(tcase, test_prefix_ttl);
 	tcase_add_test(tcase, test_prefix_publish_refusals);
-	tcase_add_test(tcase, test_prefix_order_of_eviction);
-	tcase_add_test(tcase, test_prefix_nobody_is_evicted_for_himself);
-	tcase_add_test(tcase, test_prefix_watermarks);
-	tcase_add_test(tcase, test_prefix_eviction_is_bounded);
 	tcase_add_test(tcase, test_prefix_report);
 	tcase_add_test(tcase, test_prefix_list);
 	tcase_add_test(tcase, test_prefix_remove);
