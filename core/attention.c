@@ -12,72 +12,59 @@
 #include "core/k_center.h"
 #include "core/row_kernels.h"
 
-static void begin_query(const struct kv_attention_input *input, const float *q, double *q_prepared)
+void kv_attention_prepare_exact(const struct kv_attention_input *input, const float *q, double *q_exact)
 {
-	const struct kv_row_codec *codec = input->k_codec;
+	const uint32_t head_dim = input->k_codec->head_dim;
+	double y[KV_HEAD_DIM_MAX];
 
-	if (!input->q_is_rotated) {
-		kv_row_codec_prepare_query(codec, q, q_prepared);
-		return;
-	}
-	KV_ASSERT(kv_row_codec_has_one_basis(codec));
-	for (uint32_t i = 0; i < codec->head_dim; i++)
-		q_prepared[i] = (double)q[i];
+	for (uint32_t i = 0; i < head_dim; i++)
+		(input->q_is_rotated ? y : q_exact)[i] = (double)q[i];
+	if (input->q_is_rotated)
+		kv_row_codec_from_basis(input->k_codec, y, q_exact);
 }
 
-/* <q, k_center>; a rotated q meets the centre in the rows' basis. Uses `expanded` up. */
-static double center_product(
-	const struct kv_attention_input *input, const float *q, const double *q_prepared, double *expanded)
+/* <q, k_center>: the centre is in the channels' own basis. */
+static double center_product(const struct kv_attention_input *input, const float *q)
 {
+	double x[KV_HEAD_DIM_MAX], product = 0;
+
 	if (!input->k_center)
 		return 0;
 	if (!input->q_is_rotated)
 		return kv_k_center_product(input->k_center, q, input->k_codec->head_dim);
-	kv_row_codec_prepare_query(input->k_codec, input->k_center, expanded);
-	return kv_row_codec_score(input->k_codec, q_prepared, expanded);
+	kv_attention_prepare_exact(input, q, x);
+	for (uint32_t i = 0; i < input->k_codec->head_dim; i++)
+		product += x[i] * (double)input->k_center[i];
+	return product;
+}
+
+double kv_attention_prepare(const struct kv_attention_input *input, const float *q, double *q_prepared)
+{
+	if (input->q_is_rotated)
+		kv_row_codec_prepare_rotated(input->k_codec, q, q_prepared);
+	else
+		kv_row_codec_prepare_query(input->k_codec, q, q_prepared);
+	return center_product(input, q);
 }
 
 void kv_attention_finish(const struct kv_attention_input *input, double *acc, double factor, float *out)
 {
-	const struct kv_row_codec *codec = input->v_codec;
-
-	if (!input->out_is_rotated) {
-		kv_row_codec_finish_output(codec, acc, factor, out);
-		return;
-	}
-	KV_ASSERT(kv_row_codec_has_one_basis(codec));
-	for (uint32_t i = 0; i < codec->head_dim; i++)
-		out[i] = (float)(acc[i] * factor);
+	if (input->out_is_rotated)
+		kv_row_codec_finish_rotated(input->v_codec, acc, factor, out);
+	else
+		kv_row_codec_finish_output(input->v_codec, acc, factor, out);
 }
 
-void kv_attention_prepare_exact(const struct kv_attention_input *input, const float *q,
-	const double *q_prepared, double *work, float *turned, double *q_exact)
-{
-	const uint32_t head_dim = input->k_codec->head_dim;
-
-	if (input->q_is_rotated) {
-		memcpy(work, q_prepared, head_dim * sizeof(*q_prepared));
-		kv_row_codec_finish_output(input->k_codec, work, 1.0, turned);
-		q = turned;
-	}
-	for (uint32_t i = 0; i < head_dim; i++)
-		q_exact[i] = (double)q[i];
-}
-
-void kv_attention_finish_exact(const struct kv_attention_input *input, const double *acc, double factor,
-	double *work, float *turned, float *out)
+void kv_attention_finish_exact(
+	const struct kv_attention_input *input, const double *acc, double factor, float *out)
 {
 	const uint32_t head_dim = input->v_codec->head_dim;
+	double y[KV_HEAD_DIM_MAX];
 
+	if (input->out_is_rotated)
+		kv_row_codec_to_basis(input->v_codec, acc, y);
 	for (uint32_t i = 0; i < head_dim; i++)
-		work[i] = acc[i] * factor;
-	if (input->out_is_rotated) {
-		for (uint32_t i = 0; i < head_dim; i++)
-			turned[i] = (float)work[i];
-		kv_row_codec_prepare_query(input->v_codec, turned, work);
-	}
-	for (uint32_t i = 0; i < head_dim; i++)
-		out[i] = (float)((double)out[i] + work[i]);
+		out[i] = (float)((double)out[i] + (input->out_is_rotated ? y : acc)[i] * factor);
 }
 
 static void scale_down(double *acc, uint32_t n, double shrink)
@@ -210,13 +197,6 @@ double kv_attention_close(const float *sink, double *max, double *sum)
 	return shrink / *sum;
 }
 
-double kv_attention_prepare(
-	const struct kv_attention_input *input, const float *q, double *q_prepared, double *work)
-{
-	begin_query(input, q, q_prepared);
-	return center_product(input, q, q_prepared, work);
-}
-
 /* One pass over the rows for queries [query_first, query_first + n_queries). */
 static void take_queries(const struct kv_attention_input *input, const struct kv_attention_options *options,
 	uint32_t query_first, uint32_t n_queries, struct kv_attention_scratch *scratch, float *out,
@@ -231,10 +211,9 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 		double *q_prepared = scratch->q_prepared + (size_t)n * input->k_codec->prepared_dim;
 
 		scratch->logit_offset[n] =
-			(double)options->scale * kv_attention_prepare(input, q, q_prepared, scratch->work);
+			(double)options->scale * kv_attention_prepare(input, q, q_prepared);
 		if (input->exact_k_codec) {
-			kv_attention_prepare_exact(input, q, q_prepared, scratch->work, scratch->turned,
-				scratch->q_exact + (size_t)n * k_dim);
+			kv_attention_prepare_exact(input, q, scratch->q_exact + (size_t)n * k_dim);
 			memset(scratch->acc_exact + (size_t)n * v_dim, 0, v_dim * sizeof(double));
 		}
 		scratch->max[n] = -INFINITY;
@@ -250,7 +229,7 @@ static void take_queries(const struct kv_attention_input *input, const struct kv
 		kv_attention_finish(input, scratch->acc + n * acc_length, factor, out + query_idx * v_dim);
 		if (input->exact_k_codec)
 			kv_attention_finish_exact(input, scratch->acc_exact + (size_t)n * v_dim, factor,
-				scratch->work, scratch->turned, out + query_idx * v_dim);
+				out + query_idx * v_dim);
 		if (lse)
 			lse[query_idx] = (float)(scratch->max[n] + log(scratch->sum[n]));
 	}

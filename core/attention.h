@@ -109,8 +109,8 @@ struct kv_attention_input {
 	uint32_t n_queries; /* at least 1 */
 	struct kv_attention_range tokens;
 	/*
-	 * The caller rotated q already, or wants the output in the basis of the stored rows. Only for codecs
-	 * of one basis (kv_row_codec_has_one_basis); without a rotation it changes nothing.
+	 * q is in the basis of the K rows, or the output is wanted in that of the V rows (core/format.h).
+	 * Where rows are not rotated it changes nothing.
 	 */
 	bool q_is_rotated;
 	bool out_is_rotated;
@@ -133,7 +133,6 @@ struct kv_attention_scratch {
 	double sum[KV_ATTENTION_QUERIES_MAX];
 	double logit_offset[KV_ATTENTION_QUERIES_MAX]; /* scale * <q, k_center> */
 	double work[KV_ROW_WORK_NUMBERS];
-	float turned[KV_HEAD_DIM_MAX];
 	const uint8_t *rows[KV_ATTENTION_PIECE_TOKENS];
 };
 
@@ -147,22 +146,19 @@ void kv_attention_rows(const struct kv_attention_input *input, const struct kv_a
 
 /*
  * The parts of it that do not depend on how rows are multiplied, for other implementations. prepare: query in
- * the basis of the K rows, prepared_dim numbers; returns <q, k_center>, using up `work` (prepared_dim
- * numbers). finish: acc, prepared_dim numbers in the basis of the V rows, which it uses up, times `factor`.
+ * the bases of the K rows' segments, prepared_dim numbers; returns <q, k_center>. finish: acc, prepared_dim
+ * numbers in the bases of the V rows' segments, which it uses up, times `factor`.
  */
-double kv_attention_prepare(
-	const struct kv_attention_input *input, const float *q, double *q_prepared, double *work);
+double kv_attention_prepare(const struct kv_attention_input *input, const float *q, double *q_prepared);
 void kv_attention_finish(const struct kv_attention_input *input, double *acc, double factor, float *out);
 /*
- * The same for rows of the exact window. prepare_exact: the query in the channels' own basis, [k head_dim],
- * from what kv_attention_prepare() made of it; uses up `work` (K prepared_dim numbers) and `turned`
- * (head_dim). finish_exact: adds acc, [v head_dim] in the channels' own basis, times `factor`, to what
- * kv_attention_finish() left in `out`, in its basis; the same for V.
+ * The same for rows of the exact window. prepare_exact: the query in the channels' own basis, [k head_dim].
+ * finish_exact: adds acc, [v head_dim] in the channels' own basis, times `factor`, to what
+ * kv_attention_finish() left in `out`, in its basis.
  */
-void kv_attention_prepare_exact(const struct kv_attention_input *input, const float *q,
-	const double *q_prepared, double *work, float *turned, double *q_exact);
-void kv_attention_finish_exact(const struct kv_attention_input *input, const double *acc, double factor,
-	double *work, float *turned, float *out);
+void kv_attention_prepare_exact(const struct kv_attention_input *input, const float *q, double *q_exact);
+void kv_attention_finish_exact(
+	const struct kv_attention_input *input, const double *acc, double factor, float *out);
 /*
  * Adds a sink (NULL: none) to the softmax with this maximum and sum; returns what the weighted sum is
  * multiplied by. The sum is 0 and the maximum -infinity when no token was seen; there must be a sink then.

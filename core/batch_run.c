@@ -320,7 +320,7 @@ static bool run_queries(const struct kv_pool_spec *spec, const struct kv_decode_
 	return true;
 }
 
-bool kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_decode_op *op, uint32_t head,
+void kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_decode_op *op, uint32_t head,
 	struct kv_attention_input *input)
 {
 	const struct kv_pool_spec *spec = pages->spec;
@@ -343,8 +343,6 @@ bool kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_d
 		input->exact_k.entry_first = input->exact_v.entry_first = op->exact_lo / spec->block_size;
 		input->exact_lo = op->exact_lo;
 	}
-	return (!input->q_is_rotated || kv_row_codec_has_one_basis(layer->k)) &&
-		(!input->out_is_rotated || kv_row_codec_has_one_basis(layer->v));
 }
 
 struct kv_finding kv_batch_run_rows(const struct kv_batch_pages *pages, const struct kv_decode_op *op,
@@ -355,8 +353,7 @@ struct kv_finding kv_batch_run_rows(const struct kv_batch_pages *pages, const st
 	const uint32_t n_heads = spec->q_heads / spec->kv_heads;
 	struct kv_attention_input input;
 
-	if (!kv_batch_decode_input(pages, op, head, &input))
-		return finding_at(op->result_idx, KV_UNSUPPORTED, op->layer, 0);
+	kv_batch_decode_input(pages, op, head, &input);
 	for (uint32_t row = row_first; row < row_first + n_rows; row++) {
 		input.tokens =
 			kv_attention_range(op->n_tokens_seen, op->q_len, row, op->window, layer->sink_tokens);

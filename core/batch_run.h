@@ -56,11 +56,8 @@ struct kv_finding {
 	struct kv_result result;
 };
 
-/*
- * What a decode attends to on one KV head, but for queries and tokens. False: it asks for a rotated query or
- * output where rows have no single basis.
- */
-bool kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_decode_op *op, uint32_t head,
+/* What a decode attends to on one KV head, but for queries and tokens. */
+void kv_batch_decode_input(const struct kv_batch_pages *pages, const struct kv_decode_op *op, uint32_t head,
 	struct kv_attention_input *input);
 
 /*

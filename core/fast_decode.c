@@ -6,7 +6,7 @@
 
 #include "core/fast_internal.h"
 
-static bool begin_task(struct kv_fast_pool *pool, const struct kv_batch *batch,
+static void begin_task(struct kv_fast_pool *pool, const struct kv_batch *batch,
 	const struct kv_fast_item *item, uint32_t head, struct kv_fast_task *task)
 {
 	const struct kv_pool_spec *spec = pool->pages->spec;
@@ -18,7 +18,7 @@ static bool begin_task(struct kv_fast_pool *pool, const struct kv_batch *batch,
 	task->exact_lo = kv_fast_exact_lo(task->op);
 	task->n_group = spec->q_heads / spec->kv_heads;
 	task->n_queries = item->n_rows * task->n_group;
-	return kv_batch_decode_input(pool->pages, task->op, head, &task->input);
+	kv_batch_decode_input(pool->pages, task->op, head, &task->input);
 }
 
 static struct kv_finding found(const struct kv_fast_task *task, enum kv_status status, uint32_t row)
@@ -29,14 +29,11 @@ static struct kv_finding found(const struct kv_fast_task *task, enum kv_status s
 
 /* ---- preparing ---- */
 
-static struct kv_finding prepare(
-	const struct kv_fast_task *task, bool is_served, struct kv_fast_scratch *scratch)
+static struct kv_finding prepare(const struct kv_fast_task *task, struct kv_fast_scratch *scratch)
 {
 	const uint32_t k_dim = task->input.k_codec->head_dim;
 	const enum kv_dtype dtype = (enum kv_dtype)task->op->q_dtype;
 
-	if (!is_served)
-		return found(task, KV_UNSUPPORTED, 0);
 	for (uint32_t query = 0; query < task->n_queries; query++) {
 		struct kv_fast_prepared *prepared = kv_fast_prepared_of(task, task->head, query);
 
@@ -46,13 +43,12 @@ static struct kv_finding prepare(
 		if (!kv_rows_are_finite(scratch->q, k_dim))
 			return found(task, KV_BAD_VALUE, kv_fast_row_of(task, query));
 		prepared->offset = (float)((double)task->op->scale *
-			kv_attention_prepare(&task->input, scratch->q, scratch->prepared, scratch->work));
+			kv_attention_prepare(&task->input, scratch->q, scratch->prepared));
 		kv_fast_prepare(&task->layer->k, scratch->prepared, (double)task->op->scale,
 			(int16_t *)(void *)(prepared + 1), (float *)(void *)(prepared + 1), prepared->units,
 			prepared->sums);
 		if (kv_fast_has_exact(task)) {
-			kv_attention_prepare_exact(&task->input, scratch->q, scratch->prepared, scratch->work,
-				scratch->turned, scratch->exact);
+			kv_attention_prepare_exact(&task->input, scratch->q, scratch->exact);
 			kv_fast_prepare(&task->pool->exact_k, scratch->exact, (double)task->op->scale, NULL,
 				kv_fast_exact_numbers(prepared, task->layer), &prepared->exact_unit,
 				&prepared->exact_sum);
@@ -141,8 +137,7 @@ static bool merge_query(
 
 		kv_attention_finish(&task->input, scratch->prepared, factor, scratch->out);
 		if (kv_fast_has_exact(task))
-			kv_attention_finish_exact(&task->input, scratch->exact, factor, scratch->work,
-				scratch->turned, scratch->out);
+			kv_attention_finish_exact(&task->input, scratch->exact, factor, scratch->out);
 	} else {
 		memset(scratch->out, 0, v_dim * sizeof(*scratch->out));
 	}
@@ -213,13 +208,12 @@ struct kv_finding kv_fast_run_task(struct kv_fast_pool *pool, const struct kv_ba
 	if (item->is_scalar && step == KV_FAST_SPANS)
 		return run_scalar(pool, batch, item, at, scalar);
 
-	const bool is_served = begin_task(pool, batch, item, step == KV_FAST_SPANS ? 0 : at, &task);
-
+	begin_task(pool, batch, item, step == KV_FAST_SPANS ? 0 : at, &task);
 	if (item->is_scalar)
 		return found(&task, KV_OK, 0);
 	if (step == KV_FAST_PREPARE)
-		return prepare(&task, is_served, fast);
-	if (is_served && batch->results[task.op->result_idx].status == KV_OK) {
+		return prepare(&task, fast);
+	if (batch->results[task.op->result_idx].status == KV_OK) {
 		if (step != KV_FAST_SPANS)
 			return merge(&task, fast, scalar);
 		kv_fast_attend(&task, at, fast);

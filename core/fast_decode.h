@@ -48,10 +48,10 @@ struct kv_fast_scratch {
 	float *zeros[KV_FAST_SEATS_MAX];
 	float unused[KV_FAST_SLOTS_MAX]; /* sums of queries that only fill a call up */
 	float unused_zeros[KV_FAST_PARTS_MAX];
-	double prepared[KV_PREPARED_DIM_MAX], work[KV_PREPARED_DIM_MAX];
+	double prepared[KV_PREPARED_DIM_MAX];
 	double slots[KV_FAST_SLOTS_MAX];
 	double exact[KV_HEAD_DIM_MAX]; /* a query, later a weighted sum, of the exact window */
-	float q[KV_HEAD_DIM_MAX], out[KV_HEAD_DIM_MAX], turned[KV_HEAD_DIM_MAX];
+	float q[KV_HEAD_DIM_MAX], out[KV_HEAD_DIM_MAX];
 };
 
 /* `pages` outlives it. The caller owns it until kv_fast_pool_destroy(), which accepts NULL. */

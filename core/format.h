@@ -281,11 +281,19 @@ void kv_row_list_accumulate(const struct kv_row_list *list, const double *weight
 /* Rotates acc back and multiplies by `factor` (1 / softmax denominator): head_dim floats. Uses acc up. */
 void kv_row_codec_finish_output(const struct kv_row_codec *codec, double *acc, double factor, float *out);
 
-/* True when one rotation takes queries to the basis of the rows, so that clients can do it themselves. */
-static inline bool kv_row_codec_has_one_basis(const struct kv_row_codec *codec)
-{
-	return codec->prepared_dim == codec->head_dim;
-}
+/*
+ * The basis of the rows, y = B x, in which clients may send queries and take outputs. The numbers are those
+ * of the segments that are not added to others, one after the other: the channels of each, rotated where it
+ * is. tqN and tqpN: the rotation. Recipes: the high group's channels, rotated, then the low group's. No
+ * rotation: the channels as they are. B is orthogonal. x and y do not overlap; head_dim numbers.
+ */
+void kv_row_codec_to_basis(const struct kv_row_codec *codec, const double *x, double *y);
+void kv_row_codec_from_basis(const struct kv_row_codec *codec, const double *y, double *x);
+/* A row of B, head_dim numbers, for clients that change the basis themselves. row_idx below head_dim. */
+void kv_row_codec_basis_row(const struct kv_row_codec *codec, uint32_t row_idx, float *row);
+/* kv_row_codec_prepare_query() of a query that is in that basis, and an output that stays in it. */
+void kv_row_codec_prepare_rotated(const struct kv_row_codec *codec, const float *q, double *q_prepared);
+void kv_row_codec_finish_rotated(const struct kv_row_codec *codec, double *acc, double factor, float *out);
 
 /* "[indices 4 bit x 128][norm f32]" */
 void kv_row_codec_layout(const struct kv_row_codec *codec, char layout[static KV_ROW_LAYOUT_MAX]);

@@ -76,7 +76,7 @@ static __device__ __forceinline__ struct share find_share(const struct kvg_decod
 	return out;
 }
 
-/* Slot of the partial result of an item that a block leaves (decode_query.cu finds it again). */
+/* Slot of the partial result of an item that a block leaves (decode_finish.cu finds it again). */
 static __device__ __forceinline__ uint64_t slot_of_item(const struct kvg_decode_params &params,
 	const struct share &share, const struct cursor &item, uint32_t item_unit, uint32_t item_idx)
 {

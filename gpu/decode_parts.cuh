@@ -1,7 +1,7 @@
 /*
  * Where attention left the partial results of a query row, which the finish kernel brings together: the rows
  * kernel one for every piece, kernels over tiles one for every block that had units of it. Included by
- * decode_query.cu.
+ * decode_finish.cu.
  */
 #ifndef GPU_DECODE_PARTS_CUH
 #define GPU_DECODE_PARTS_CUH

@@ -34,7 +34,9 @@ cudaError_t kvg_kernels_load(void)
 	if (error == cudaSuccess)
 		error = kvg_rows_load();
 	if (error == cudaSuccess)
-		error = kvg_decode_query_load();
+		error = kvg_decode_prepare_load();
+	if (error == cudaSuccess)
+		error = kvg_decode_finish_load();
 	if (error == cudaSuccess)
 		error = kvg_decode_rows_load();
 #define KVG_LOAD(name, dim, bits_k, bits_v, heads, tokens) \

@@ -44,7 +44,8 @@ KVG_TILES_VARIANTS(KVG_TILES_LISTED)
 /* Loading functions of the other translation units. */
 cudaError_t kvg_batch_load(void);
 cudaError_t kvg_rows_load(void);
-cudaError_t kvg_decode_query_load(void);
+cudaError_t kvg_decode_prepare_load(void);
+cudaError_t kvg_decode_finish_load(void);
 cudaError_t kvg_decode_rows_load(void);
 #ifdef __cplusplus
 }

@@ -416,15 +416,6 @@ static void translate_class(struct class_of *class)
 
 /* ---- ops ---- */
 
-/* Queries and outputs can be in the rows' basis only where there is one. */
-static bool has_bases(const struct kv_pool_spec *spec, const struct kv_decode_op *op)
-{
-	const struct kv_layer_spec *layer = &spec->layers[op->layer];
-
-	return (!(op->flags & KV_DECODE_Q_ROTATED) || kv_row_codec_has_one_basis(layer->k)) &&
-		(!(op->flags & KV_DECODE_OUT_ROTATED) || kv_row_codec_has_one_basis(layer->v));
-}
-
 static struct kvg_decode_op make_op(const struct kv_decode_op *op)
 {
 	return (struct kvg_decode_op){
@@ -456,8 +447,6 @@ void kvg_translate_decodes(struct cuda_backend *cuda, struct kvg_flight *flight)
 
 		if (!ops)
 			kvg_refuse(flight, op->result_idx, KV_LIMIT, op->layer, 0);
-		else if (!has_bases(spec, op))
-			kvg_refuse(flight, op->result_idx, KV_UNSUPPORTED, op->layer, 0);
 		else
 			ops[i] = make_op(op);
 	}

@@ -212,9 +212,9 @@ static enum kv_status check_pool_info(const struct kvp_header *header, const uin
 	if (info->pool_name_bytes > KVP_POOL_NAME_BYTES_MAX)
 		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(pool_info_req, pool_name_bytes),
 			KVP_POOL_NAME_BYTES_MAX, info->pool_name_bytes, "pool_name_bytes above its limit");
-	if (info->what > KVP_POOL_INFO_V_ROTATION)
+	if (info->what > KVP_POOL_INFO_V_BASIS)
 		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, KVP_AT(pool_info_req, what),
-			KVP_POOL_INFO_V_ROTATION, info->what, "what is unknown");
+			KVP_POOL_INFO_V_BASIS, info->what, "what is unknown");
 
 	const enum kv_status status =
 		cut_texts(header, body, info->pool_name_bytes, 0, &request->pool_name, &none, fault);

@@ -112,10 +112,6 @@ struct kvp_geometry {
 	const uint32_t
 		*k_row_bytes; /* [n_layers] bytes of a packed row per KV head; NULL: packed is UNSUPPORTED */
 	const uint32_t *v_row_bytes;
-	/* Of the layer that is decoded: its rows are not in one basis, so Q_ROTATED or OUT_ROTATED has no
-	 * meaning. */
-	bool has_no_q_basis;
-	bool has_no_out_basis;
 };
 
 /*

@@ -236,14 +236,6 @@ static enum kv_status check_pool(const struct kvp_header *header, const struct k
 	if (geometry->window != 0 && rows->window > geometry->window)
 		return kvp_refuse_op(header, fault, KV_BAD_ARG, KVP_AT(rows_req, window), geometry->window,
 			rows->window, "a request may only narrow the pool's window");
-	if (geometry->has_no_q_basis && (rows->flags & KVP_ROWS_Q_ROTATED))
-		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, KVP_AT(rows_req, flags),
-			rows->flags & ~(uint32_t)KVP_ROWS_Q_ROTATED, rows->flags,
-			"Q_ROTATED: K rows of this layer have no single rotation");
-	if (geometry->has_no_out_basis && (rows->flags & KVP_ROWS_OUT_ROTATED))
-		return kvp_refuse_op(header, fault, KV_UNSUPPORTED, KVP_AT(rows_req, flags),
-			rows->flags & ~(uint32_t)KVP_ROWS_OUT_ROTATED, rows->flags,
-			"OUT_ROTATED: V rows of this layer have no single rotation");
 	if (rows->fingerprint != 0 && rows->fingerprint != geometry->fingerprint)
 		return kvp_refuse_op(header, fault, KV_FORMAT_MISMATCH, KVP_AT(rows_req, fingerprint),
 			geometry->fingerprint, rows->fingerprint, "fingerprint is not the pool's");

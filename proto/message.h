@@ -289,6 +289,8 @@ enum kvp_pool_info_what {
 	KVP_POOL_INFO_ROTATION = 1,
 	KVP_POOL_INFO_K_CENTER = 2,
 	KVP_POOL_INFO_V_ROTATION = 3, /* V's, which is K's unless their dims differ */
+	KVP_POOL_INFO_K_BASIS = 4,    /* what Q_ROTATED and OUT_ROTATED mean */
+	KVP_POOL_INFO_V_BASIS = 5,
 };
 enum kvp_tell_flag {
 	KVP_TELL_PER_LAYER = 1 << 0,

@@ -13,10 +13,11 @@
 
 /* ---- pools and sessions ---- */
 
-/* What POOL_INFO tells beside the JSON: rows of `n` float32 each. */
+/* What POOL_INFO tells beside the JSON: n_rows rows of `n` float32 each, of one layer. */
 struct info_rows {
-	const struct kv_rotation *rotation;
-	const float *numbers; /* where there is no rotation */
+	const struct kv_layer_spec *layer;
+	const struct kv_rotation *rotation; /* of what asks for one */
+	uint16_t what;
 	uint32_t n_rows, n;
 };
 
@@ -25,16 +26,44 @@ static bool find_info_rows(
 	const struct kv_pool_spec *spec, uint16_t what, uint32_t layer_idx, struct info_rows *rows)
 {
 	const struct kv_layer_spec *layer = &spec->layers[layer_idx];
+	const bool is_v = what == KVP_POOL_INFO_V_ROTATION || what == KVP_POOL_INFO_V_BASIS;
+	const uint32_t dim = is_v ? spec->v_head_dim : spec->k_head_dim;
 
-	*rows = (struct info_rows){ .n_rows = spec->kv_heads, .n = spec->k_head_dim };
-	if (what == KVP_POOL_INFO_K_CENTER) {
-		rows->numbers = layer->k_center;
-		return rows->numbers != NULL;
+	*rows = (struct info_rows){ .layer = layer,
+		.rotation = is_v ? layer->v->rotation : layer->k->rotation,
+		.what = what,
+		.n_rows = spec->kv_heads,
+		.n = dim };
+	switch (what) {
+	case KVP_POOL_INFO_K_CENTER:
+		return layer->k_center != NULL;
+	case KVP_POOL_INFO_K_BASIS:
+	case KVP_POOL_INFO_V_BASIS:
+		rows->n_rows = spec->kv_heads * dim;
+		return true;
+	default:
+		rows->n_rows = dim;
+		return rows->rotation != NULL;
 	}
-	rows->rotation = what == KVP_POOL_INFO_ROTATION ? layer->k->rotation : layer->v->rotation;
-	if (rows->rotation)
-		rows->n_rows = rows->n = rows->rotation->head_dim;
-	return rows->rotation != NULL;
+}
+
+static void write_info_row(const struct info_rows *rows, uint32_t row, float *out)
+{
+	const uint32_t head = row / rows->n;
+
+	switch (rows->what) {
+	case KVP_POOL_INFO_K_CENTER:
+		memcpy(out, rows->layer->k_center + (size_t)row * rows->n, rows->n * sizeof(*out));
+		return;
+	case KVP_POOL_INFO_K_BASIS:
+		kv_row_codec_basis_row(kv_layer_k(rows->layer, head), row % rows->n, out);
+		return;
+	case KVP_POOL_INFO_V_BASIS:
+		kv_row_codec_basis_row(kv_layer_v(rows->layer, head), row % rows->n, out);
+		return;
+	default:
+		kv_rotation_matrix(rows->rotation, row, 1, out);
+	}
 }
 
 /* Writes as many rows from row_first on as n_bytes_max (of the reply's body) holds; returns their bytes. */
@@ -45,10 +74,8 @@ static uint32_t write_info_rows(
 	const uint32_t row_bytes = rows->n * (uint32_t)sizeof(float);
 	const uint32_t n_rows = kvp_pool_info_rows_fit(row_bytes, rows->n_rows - first, body_bytes_max);
 
-	if (rows->rotation)
-		kv_rotation_matrix(rows->rotation, first, n_rows, (float *)(void *)out);
-	else if (n_rows > 0)
-		memcpy(out, rows->numbers + (size_t)first * rows->n, (size_t)n_rows * row_bytes);
+	for (uint32_t r = 0; r < n_rows; r++)
+		write_info_row(rows, first + r, (float *)(void *)out + (size_t)r * rows->n);
 	return n_rows * row_bytes;
 }
 

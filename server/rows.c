@@ -115,8 +115,6 @@ struct kvp_geometry srv_geometry_of(const struct srv_lane *lane, uint32_t layer_
 		const struct kv_layer_spec *layer = &lane->pool->spec->layers[layer_idx];
 
 		geometry.window = layer->window;
-		geometry.has_no_q_basis = !kv_row_codec_has_one_basis(layer->k);
-		geometry.has_no_out_basis = !kv_row_codec_has_one_basis(layer->v);
 	}
 	return geometry;
 }

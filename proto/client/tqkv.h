@@ -232,6 +232,8 @@ enum tqkv_pool_rows {
 	TQKV_POOL_ROTATION = 1,
 	TQKV_POOL_K_CENTER = 2,
 	TQKV_POOL_V_ROTATION = 3,
+	TQKV_POOL_K_BASIS = 4,
+	TQKV_POOL_V_BASIS = 5,
 };
 /*
  * The pool's canonical JSON, NUL-terminated. By name, or by index when `pool` is NULL. `json` may be NULL
@@ -239,8 +241,12 @@ enum tqkv_pool_rows {
  */
 TQKV_API enum tqkv_status tqkv_pool_info(struct tqkv_conn *conn, const char *pool, uint32_t index, char *json,
 	size_t json_bytes_max, struct tqkv_pool_info *info, uint32_t timeout_ms, struct tqkv_error *err);
-/* n_rows rows of row_floats numbers: the rotation matrix (head_dim rows of head_dim) of K or V, or K's centre
- * of a layer. */
+/*
+ * n_rows rows of row_floats numbers of a layer: the rotation matrix (head_dim rows of head_dim) of K or V;
+ * K's centre; or the basis of K or V rows, which TQKV_Q_ROTATED and TQKV_OUT_ROTATED name: for each KV head a
+ * matrix B with head_dim rows of head_dim. A query q is sent as B q, an output y is B^T y in the channels'
+ * own basis.
+ */
 TQKV_API enum tqkv_status tqkv_pool_rows(struct tqkv_conn *conn, const char *pool, enum tqkv_pool_rows what,
 	uint32_t layer, uint32_t n_rows, uint32_t row_floats, float *out, uint32_t timeout_ms,
 	struct tqkv_error *err);

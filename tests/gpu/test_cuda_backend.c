@@ -275,27 +275,27 @@ START_TEST(test_cuda_decode_is_the_oracles)
 }
 END_TEST
 
-/* Rotated queries in, rotated outputs out; refused where a format has no single basis. */
+/* Queries in the rows' basis, outputs in it, and both; rows of two words, and ring blocks, where there are
+ * any. */
 START_TEST(test_cuda_decode_flags)
 {
+	static const uint8_t flags[] = { KV_DECODE_Q_ROTATED, KV_DECODE_OUT_ROTATED,
+		KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED,
+		KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED | KV_DECODE_NO_SINKS };
 	const struct pool_case *c = &cases[_i];
 	struct rig rig;
 	struct rig_seq seqs[N_SEQS];
-	struct kv_decode_op *op;
 
 	begin_case(&rig, c, seqs);
 	fill(&rig, seqs);
 	rig_begin(&rig);
-	op = add_decode(&rig, &seqs[7], 0, 1, LONGER, 1.0f);
-	op->flags = KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED;
-	if (kv_row_codec_has_one_basis(rig.spec->layers[0].k) &&
-		kv_row_codec_has_one_basis(rig.spec->layers[0].v)) {
-		run_and_compare_decodes(&rig, c->bound, "rotated");
-	} else {
-		rig_run_cuda(&rig);
-		ck_assert_uint_eq(rig.batch.results[op->result_idx].status, KV_UNSUPPORTED);
-		ck_assert(isinf(op->lse[0]));
+	for (uint32_t i = 0; i < KV_LENGTH(flags); i++) {
+		const struct rig_seq *seq = &seqs[i % 2 ? 8 : 7];
+
+		add_decode(&rig, seq, i / 2 % 2, 1 + i % 3, seq->n_tokens, 1.0f)->flags = flags[i];
 	}
+	add_decode(&rig, &seqs[0], 0, 1, 0, 1.0f)->flags = flags[2];
+	run_and_compare_decodes(&rig, c->bound, "rotated");
 	rig_finish(&rig);
 }
 END_TEST
@@ -567,6 +567,9 @@ int main(int argc, char **argv)
 
 		add_row_tests(tcase, more[i], more[i] + 1);
 	}
+	/* Bases of parts, of KV heads, and rings beside them. */
+	if (argc == 1)
+		tcase_add_loop_test(tcase, test_cuda_decode_flags, 66, 68);
 #else
 	add_attention_tests(tcase, first, end);
 	add_row_tests(tcase, first, end);

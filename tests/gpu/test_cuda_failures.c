@@ -175,12 +175,16 @@ START_TEST(test_k4_every_combination_or_a_refusal)
 }
 END_TEST
 
-enum { K_FORMAT, V_FORMAT, K_DIM, V_DIM, GROUP, BLOCK, OPTIONS, N_FACTORS };
+enum { K_FORMAT, V_FORMAT, K_DIM, V_DIM, GROUP, BLOCK, OPTIONS, ROTATED, N_FACTORS };
 
 static const uint32_t pair_dims[] = { 64, 16, 48, 80, 96, 112, 128, 192, 256 };
 static const uint32_t pair_groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 12, 16 };
 static const uint32_t pair_options[] = { EXACT, 0, SOFTCAP, SINKS, ALIBI, SINK_TOKENS, K_CENTER,
 	EXACT | SOFTCAP | SINKS | ALIBI | SINK_TOKENS | K_CENTER };
+
+/* Queries and outputs in the rows' basis: neither, either, both. */
+static const uint8_t pair_rotated[] = { 0, KV_DECODE_Q_ROTATED, KV_DECODE_OUT_ROTATED,
+	KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED };
 
 /* A format is not served at every dim. */
 static bool may_meet(uint32_t factor, uint32_t value, uint32_t other, uint32_t other_value)
@@ -191,14 +195,15 @@ static bool may_meet(uint32_t factor, uint32_t value, uint32_t other, uint32_t o
 }
 
 /*
- * K4: every two of a format of K, one of V, their dims, a number of query heads, a block size and options,
- * the exact window among them, meet in a pool that answers as the oracle does. Rows of any format are float32
- * sums (2e-5); tiles round as in the list of cases.
+ * K4: every two of a format of K, one of V, their dims, a number of query heads, a block size, options,
+ * the exact window among them, and rotated queries or outputs meet in a pool that answers as the oracle does.
+ * Rows of any format are float32 sums (2e-5); tiles round as in the list of cases.
  */
 START_TEST(test_k4_every_pair)
 {
 	const uint32_t n_values[N_FACTORS] = { kv_format_count(), kv_format_count(), KV_LENGTH(pair_dims),
-		KV_LENGTH(pair_dims), KV_LENGTH(pair_groups), 3, KV_LENGTH(pair_options) };
+		KV_LENGTH(pair_dims), KV_LENGTH(pair_groups), 3, KV_LENGTH(pair_options),
+		KV_LENGTH(pair_rotated) };
 	struct pairs pairs;
 	uint32_t cell[N_FACTORS];
 
@@ -229,6 +234,8 @@ START_TEST(test_k4_every_pair)
 		for (uint32_t s = 1; s < 8; s += 2)
 			add_decode(&rig, &seqs[s], s / 2 % 2, 1, seqs[s].n_tokens, 1.0f);
 		add_decode(&rig, &seqs[7], 0, 3, LONGER - 5, 1.0f);
+		for (uint32_t i = 1; i < rig.batch.n_decodes; i++)
+			rig.batch.decodes[i].flags = pair_rotated[cell[ROTATED]];
 		run_and_compare_decodes(&rig, c.bound, name);
 		rig_finish(&rig);
 	}

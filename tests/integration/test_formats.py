@@ -37,6 +37,17 @@ def encoder(name, d):
     return family(d, int(name[-1]))
 
 
+def basis_of(name, d, seed, high):
+    """What rows are multiplied with, from FORMATS alone; y = B x."""
+    if name in reference.Recipe.parts:
+        recipe, basis = reference.Recipe(d, name, high), np.zeros((d, d))
+        for first, group, channels in ((0, recipe.high, recipe.high_list), (len(high), recipe.low, recipe.low_list)):
+            rows = [group.rotation.backward(unit) for unit in np.eye(len(channels), dtype=np.float32)]
+            basis[first:first + len(channels), channels] = rows
+        return basis
+    return reference.matrix_of("rht", d, seed) if name.startswith("tq") else np.eye(d)
+
+
 class Pool:
     """A session of raw frames on a pool: what the client package has no call for."""
 
@@ -282,27 +293,45 @@ class Options(FormatRows):
         self.assertEqual(pool.info_rows(0, 0, 99).status, 0)
         pool.close()
 
-    def test_rotated_queries_need_one_basis(self):
-        """UNSUPPORTED for the request where a layer has none; where it has one, the client's own rotation is right."""
-        self.make(layers=3, head_dim=64, k=["tq4", "tqp4", "turboquant25"], v=["tq2", "turboquant35", "tq2"],
-                  per_layer=True)
+    def test_rotated_queries_and_outputs_of_any_format(self):
+        """The basis that POOL_INFO tells is that of FORMATS, of every layer and KV head; with it a client's own product
+        gives the plain decode, whatever the format, beside k_center and the exact window too."""
+        k_names = ["tq4", "tqp4", "turboquant25", "bf16", "tq2"]
+        v_names = ["tq2", "turboquant25", "tqp3", "v4", "f32"]
+        lists = [[[*range(layer, 60 + layer, 4), 63], list(range(7, 23))] for layer in range(5)]
+        center = self.rng.standard_normal((5, 2, 64)).astype(np.float32)
+        self.make(layers=5, head_dim=64, k=k_names, v=v_names, per_layer=True, seed=7, k_center=center.tolist(),
+                  exact_tokens=16, exact_blocks=4,
+                  recipe={"version": 1, "recipe": "turboquant25", "head_size": 64, "layers": {
+                      str(layer): {f"{side}_high_precision_indices": lists[layer] for side in ("key", "value")}
+                      for layer in range(5)}})
         with self.client.open("p") as session:
-            k, v = self.rows(session, 20, layers=3)
+            k, v = self.rows(session, 40, layers=5)
             session.append_layers(1, k, v)
-            packed = session.read(1, dtype="packed")
-            pool = self.raw()
-            self.assertEqual(pool.append([(1, 0, 20)], flat(packed[0]), flat(packed[1]), 0, 3).item_statuses(), [0])
-            q = self.query(session)
-            for layer, flags, is_served in ((0, 6, True), (1, 2, False), (1, 4, False), (2, 2, False), (2, 4, True)):
-                reply = pool.decode(1, layer, q, flags)
-                self.assertEqual(reply.status, 0 if is_served else Status.UNSUPPORTED, (layer, flags))
-                if not is_served:
-                    self.assertEqual(struct.unpack_from("<I", reply.op, 12)[0], 64 + 20)
-            matrix = self.client.rotation_matrix("p", 0)
-            reply = pool.decode(1, 0, q @ matrix.T, Q_ROTATED | OUT_ROTATED)
-            out = np.frombuffer(reply.payload, "<f4", 4 * 64).reshape(4, 64) @ self.client.rotation_matrix("p", 0, "v")
-            self.assertLess(distance(out, session.decode(1, 0, q)), EXACT)
-            pool.close()
+            raw = self.raw()
+            numbers = (k.astype("<f4").tobytes(), v.astype("<f4").tobytes())
+            self.assertEqual(raw.append([(1, 0, 40)], *numbers, 0, 5, fingerprint=0, k_dtype=1, v_dtype=1).item_statuses(),
+                             [0])
+            for layer in range(5):
+                bases = {}
+                for side, name in (("k", k_names[layer]), ("v", v_names[layer])):
+                    bases[side] = self.client.row_basis("p", layer, side)
+                    for head in range(2):
+                        wanted = basis_of(name, 64, 7 + 1000003 * layer, lists[layer][head])
+                        self.assertLess(np.abs(bases[side][head] - wanted).max(), 1e-6, (name, layer, head))
+                q = self.query(session)
+                plain, plain_lse = session.decode(1, layer, q, lse=True)
+                turned = np.concatenate([q[:2] @ bases["k"][0].T, q[2:] @ bases["k"][1].T])
+                for flags in (Q_ROTATED, OUT_ROTATED, Q_ROTATED | OUT_ROTATED):
+                    reply = raw.decode(1, layer, turned if flags & Q_ROTATED else q, flags | LSE)
+                    self.assertEqual(reply.status, 0, (layer, flags))
+                    out = np.frombuffer(reply.payload, "<f4", 4 * 64).reshape(4, 64)
+                    if flags & OUT_ROTATED:
+                        out = np.concatenate([out[:2] @ bases["v"][0], out[2:] @ bases["v"][1]])
+                    self.assertLess(distance(out, plain), EXACT, (layer, flags))
+                    lse = np.frombuffer(reply.payload, "<f4", 4, struct.unpack_from("<Q", reply.op, 24)[0])
+                    self.assertLess(np.abs(lse - plain_lse).max(), EXACT * 10, (layer, flags))
+            raw.close()
 
     def test_files_are_the_operators(self):
         """A pool from the network may not name files; the configuration may."""

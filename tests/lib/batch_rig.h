@@ -394,12 +394,26 @@ static inline void seq_exact(const struct batch_rig *rig, const float *k, const 
 	kv_attention_exact(&input, out, lse);
 }
 
-/* Compares every output row with the exact one: relative L2 error at most `bound`, log-sum-exp likewise. */
+/* Numbers in the basis of the codec's rows, in place, to the channels' own. */
+static inline void turn_back(const struct kv_row_codec *codec, float *numbers)
+{
+	double y[KV_HEAD_DIM_MAX], x[KV_HEAD_DIM_MAX];
+
+	for (uint32_t i = 0; i < codec->head_dim; i++)
+		y[i] = (double)numbers[i];
+	kv_row_codec_from_basis(codec, y, x);
+	for (uint32_t i = 0; i < codec->head_dim; i++)
+		numbers[i] = (float)x[i];
+}
+
+/* Compares every output row with the exact one, in the channels' own basis: relative L2 error at most
+ * `bound`, log-sum-exp likewise. */
 static inline void seq_check(
 	const struct batch_rig *rig, const struct batch_seq *seq, const struct kv_decode_op *op, double bound)
 {
 	const struct kv_pool_spec *spec = rig->spec;
 	const uint32_t v_dim = spec->v_head_dim, k_dim = spec->k_head_dim;
+	const uint32_t n_group = spec->q_heads / spec->kv_heads;
 	float q[KV_HEAD_DIM_MAX], out[KV_HEAD_DIM_MAX];
 	double exact[KV_HEAD_DIM_MAX], lse = 0;
 	float *k = seq_seen_rows(rig, seq, op, false), *v = seq_seen_rows(rig, seq, op, true);
@@ -415,6 +429,10 @@ static inline void seq_check(
 			kv_rows_load_f32((enum kv_dtype)op->out_dtype,
 				op->out + query * v_dim * kv_dtype_bytes((enum kv_dtype)op->out_dtype), v_dim,
 				out);
+			if (op->flags & KV_DECODE_Q_ROTATED)
+				turn_back(kv_layer_k(&spec->layers[op->layer], h / n_group), q);
+			if (op->flags & KV_DECODE_OUT_ROTATED)
+				turn_back(kv_layer_v(&spec->layers[op->layer], h / n_group), out);
 			seq_exact(rig, k, v, op, row, h, q, exact, &lse);
 			for (uint32_t i = 0; i < v_dim; i++) {
 				error += ((double)out[i] - exact[i]) * ((double)out[i] - exact[i]);

@@ -18,8 +18,7 @@ static const struct kvp_caps basic_caps = { 0, 65536, 256, 1 };
 static const struct kvp_caps full_caps = { UINT32_MAX, 65536, 256, 8 };
 static const uint32_t k_row_bytes[6] = { 12, 14, 12, 12, 12, 12 };
 static const uint32_t v_row_bytes[6] = { 20, 20, 20, 20, 20, 22 };
-static const struct kvp_geometry pool = { 6, 2, 1, 16, 16, 0, FINGERPRINT, k_row_bytes, v_row_bytes, false,
-	false };
+static const struct kvp_geometry pool = { 6, 2, 1, 16, 16, 0, FINGERPRINT, k_row_bytes, v_row_bytes };
 
 struct checked {
 	struct kvp_header header;

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define PAIRS_FACTORS_MAX 8u
+#define PAIRS_FACTORS_MAX 10u
 #define PAIRS_VALUES_MAX  32u
 
 struct pairs {

@@ -516,7 +516,7 @@ static void ask_pool_info(struct sim_peer *peer)
 {
 	struct sim_request *request = new_request(peer, KVP_OP_POOL_INFO);
 
-	request->pool_info.what = (uint16_t)below(peer, 3);
+	request->pool_info.what = (uint16_t)below(peer, KVP_POOL_INFO_V_BASIS + 1);
 	snprintf(request->pool_name, sizeof(request->pool_name), "%s",
 		is_wrong(peer) ? "nowhere" : sim_pool_name(0));
 	request->pool_info.pool_name_bytes = (uint16_t)strlen(request->pool_name);

@@ -5,47 +5,7 @@
 #include "tests/lib/check_frame.h"
 #include "tests/lib/kv_test.h"
 
-static const struct kvp_geometry pool_without_packed = { 6, 2, 1, 16, 16, 128, FINGERPRINT, NULL, NULL, false,
-	false };
-
-/* Rotated queries and outputs need a layer whose rows are in one basis; each side for itself. */
-START_TEST(test_check_refuses_rotated_without_one_basis)
-{
-	static const struct {
-		bool has_no_q_basis, has_no_out_basis;
-		uint32_t flags;
-		uint64_t left; /* flags that are served; 0: all of them */
-	} rows[] = {
-		{ false, false, KVP_ROWS_Q_ROTATED | KVP_ROWS_OUT_ROTATED, 0 },
-		{ true, true, KVP_ROWS_LSE, 0 },
-		{ true, false, KVP_ROWS_OUT_ROTATED, 0 },
-		{ false, true, KVP_ROWS_Q_ROTATED, 0 },
-		{ true, false, KVP_ROWS_Q_ROTATED | KVP_ROWS_OUT_ROTATED, KVP_ROWS_OUT_ROTATED },
-		{ false, true, KVP_ROWS_Q_ROTATED | KVP_ROWS_OUT_ROTATED, KVP_ROWS_Q_ROTATED },
-	};
-
-	for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		struct kvp_geometry geometry = pool;
-		uint8_t frame[GOLDEN_FRAME_BYTES_MAX];
-		static struct checked out;
-		struct kvp_fault fault;
-
-		geometry.has_no_q_basis = rows[i].has_no_q_basis;
-		geometry.has_no_out_basis = rows[i].has_no_out_basis;
-		golden_frame("decode_req", frame);
-		put(frame + 84, 4, rows[i].flags);
-		seal(frame);
-		ck_assert_int_eq(check_frame(frame, &full_caps, &geometry, &out, &fault),
-			rows[i].left == 0 ? KV_OK : KV_UNSUPPORTED);
-		if (rows[i].left == 0)
-			continue;
-		ck_assert_uint_eq(fault.offset, 84);
-		ck_assert_int_eq(fault.scope, KV_SCOPE_REQUEST);
-		ck_assert_uint_eq(fault.expected, rows[i].left);
-		ck_assert_uint_eq(fault.got, rows[i].flags);
-	}
-}
-END_TEST
+static const struct kvp_geometry pool_without_packed = { 6, 2, 1, 16, 16, 128, FINGERPRINT, NULL, NULL };
 
 /* Bounds that only some servers have: items_max, frame_bytes_max, no packed rows, the pool's window, a
  * reply's size. */
@@ -109,7 +69,7 @@ START_TEST(test_check_sizes_do_not_wrap)
 {
 	/* 2^32 - 1 layers of 2^31 heads of dimension 2^31: any size above one token is beyond 2^64. */
 	const struct kvp_geometry huge = { UINT32_MAX, 1U << 31, 1U << 31, 1U << 31, 1U << 31, 0, 0, NULL,
-		NULL, false, false };
+		NULL };
 	uint8_t frame[GOLDEN_FRAME_BYTES_MAX];
 	static struct checked out;
 	struct kvp_fault fault;
@@ -192,7 +152,7 @@ END_TEST
 /* The two sizes that the protocol text tells: 32 sequences, 32 and 8 heads, d = 128, bf16, log-sum-exp. */
 START_TEST(test_check_sizes_of_the_protocol_text)
 {
-	const struct kvp_geometry model = { 32, 32, 8, 128, 128, 0, 0, NULL, NULL, false, false };
+	const struct kvp_geometry model = { 32, 32, 8, 128, 128, 0, 0, NULL, NULL };
 	const struct kvp_header header = { .opcode = KVP_OP_APPEND_DECODE,
 		.op_bytes = 64,
 		.n_items = 32,
@@ -471,7 +431,6 @@ int main(void)
 
 	tcase_set_timeout(tcase, 60);
 	tcase_add_test(tcase, test_check_refusals_by_caps_and_pool);
-	tcase_add_test(tcase, test_check_refuses_rotated_without_one_basis);
 	tcase_add_test(tcase, test_check_sizes_do_not_wrap);
 	tcase_add_test(tcase, test_check_segments);
 	tcase_add_test(tcase, test_check_sizes_of_the_protocol_text);

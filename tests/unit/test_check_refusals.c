@@ -55,7 +55,7 @@ static const struct refusal header_refusals[] = {
 	/* POOL_INFO */
 	{ "pool_info_req", { { 64, 2, 65 } }, BASIC, KV_BAD_ARG, NOITEM, 64, 64, 65 },
 	{ "pool_info_req", { { 64, 2, 5 } }, BASIC, KV_BAD_ARG, NOITEM, 32, 5, 4 },
-	{ "pool_info_req", { { 66, 2, 4 } }, BASIC, KV_UNSUPPORTED, NOITEM, 66, 3, 4 },
+	{ "pool_info_req", { { 66, 2, 6 } }, BASIC, KV_UNSUPPORTED, NOITEM, 66, 5, 6 },
 	{ "pool_info_req", { { 130, 1, '/' } }, BASIC, KV_BAD_ARG, NOITEM, 130, 0, '/' },
 	/* OPEN, ATTACH */
 	{ "open_req", { { 64, 2, 65 } }, BASIC, KV_BAD_ARG, NOITEM, 64, 64, 65 },

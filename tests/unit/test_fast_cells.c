@@ -1,8 +1,8 @@
 /*
- * Cells of (K format, V format, K dim, V dim, head ratio, block size, options, exact window) on every set of
- * fast kernels that this processor runs, against float64 attention over the decoded rows: every two values in
- * some cell, every set of options, and a slice of the product that is another one in every run. Loop index:
- * the set.
+ * Cells of (K format, V format, K dim, V dim, head ratio, block size, options, exact window, rotated) on
+ * every set of fast kernels that this processor runs, against float64 attention over the decoded rows: every
+ * two values in some cell, every set of options, and a slice of the product that is another one in every run.
+ * Loop index: the set.
  *
  * test_fast_cells [slice SEED]: that slice. test_fast_cells product [PART N_PARTS]: the whole product of
  * formats, head_dims, ratios, block sizes and options, or one of N_PARTS parts of it. A million cells a set:
@@ -35,8 +35,12 @@ static const uint32_t dims[] = { 64, 16, 48, 80, 96, 112, 128, 192, 256 };
 static const uint32_t ratios[] = { 4, 1, 2, 3, 5, 6, 7, 8, 12, 16 };
 static const uint32_t rings[] = { 64, 0, 128 }; /* exact_tokens: some of N_SEEN, none, all */
 
+/* Queries and outputs in the rows' basis: neither, either, both. */
+static const uint8_t rotated[] = { 0, KV_DECODE_Q_ROTATED, KV_DECODE_OUT_ROTATED,
+	KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED };
+
 /* Factors of a cell; values are indices of the arrays above, and of the formats. */
-enum { K_FORMAT, V_FORMAT, K_DIM, V_DIM, RATIO, BLOCK, OPTIONS, RING, N_FACTORS };
+enum { K_FORMAT, V_FORMAT, K_DIM, V_DIM, RATIO, BLOCK, OPTIONS, RING, ROTATED, N_FACTORS };
 
 /* As rows are in the formats' own words: a name's family tells what is rounded. */
 static double bound_of(const struct kv_fast_kernels *kernels, const char *k, const char *v)
@@ -130,6 +134,8 @@ static void check_cell(
 	ops[4]->window = 30;
 	ops[4]->scale *= 0.8f;
 	ops[4]->flags = KV_DECODE_NO_SINKS;
+	for (size_t i = 0; i < KV_LENGTH(ops); i += 2)
+		ops[i]->flags |= rotated[cell[ROTATED]];
 	if (n_ring > 0) {
 		seq_use_ring(&rig, &seq, ops[0], lo);
 		seq_use_ring(&rig, &seq, ops[3], lo + cell_idx % 7 * 3);
@@ -162,12 +168,13 @@ static const uint32_t *n_values(void)
 	n[BLOCK] = 3;
 	n[OPTIONS] = KV_LENGTH(option_sets);
 	n[RING] = KV_LENGTH(rings);
+	n[ROTATED] = KV_LENGTH(rotated);
 	return n;
 }
 
 /*
- * K4: every two of a format of K, one of V, their dims, a ratio, a block size, an option and an exact window
- * meet in a cell, within the bound of what is rounded.
+ * K4: every two of a format of K, one of V, their dims, a ratio, a block size, an option, an exact window
+ * and rotated queries or outputs meet in a cell, within the bound of what is rounded.
  */
 START_TEST(test_fast_every_pair)
 {
@@ -267,6 +274,7 @@ START_TEST(test_fast_product)
 		}
 		cell[V_DIM] = cell[K_DIM];
 		cell[RING] = (uint32_t)(i % n[RING]);
+		cell[ROTATED] = (uint32_t)(i / 7 % n[ROTATED]);
 		if (!is_cell(cell))
 			continue;
 		check_cell(kernels, (uint32_t)i, cell, option_sets[cell[OPTIONS]]);

@@ -16,7 +16,6 @@
 #include "core/attention.h"
 #include "core/backend_cpu.h"
 #include "core/fast.h"
-#include "core/rotation.h"
 #include "tests/lib/kv_core_test.h"
 #include "tests/lib/random_pool.h"
 #ifdef TEST_CUDA
@@ -285,7 +284,7 @@ static void run_batch(struct bench *bench, struct kv_batch *batch)
 }
 
 static void add_decode(struct bench *bench, const struct kv_pool_spec *spec, uint64_t *seed, double size,
-	uint32_t layer_idx, uint32_t n, bool is_rotated, struct kv_batch *batch)
+	uint32_t layer_idx, uint32_t n, struct kv_batch *batch)
 {
 	const struct kv_layer_spec *layer = &spec->layers[layer_idx];
 	struct kv_decode_op *op = &batch->decodes[batch->n_decodes++];
@@ -306,7 +305,8 @@ static void add_decode(struct bench *bench, const struct kv_pool_spec *spec, uin
 		.q_dtype = KV_DTYPE_F32,
 		.out_dtype = KV_DTYPE_F32,
 		.flags = (random_one_of(seed, 3) ? KV_DECODE_NO_SINKS : 0) |
-			(is_rotated ? KV_DECODE_Q_ROTATED | KV_DECODE_OUT_ROTATED : 0),
+			(random_one_of(seed, 2) ? KV_DECODE_Q_ROTATED : 0) |
+			(random_one_of(seed, 2) ? KV_DECODE_OUT_ROTATED : 0),
 		.table = table,
 		.q = take(bench, (uint64_t)q_len * spec->q_heads * spec->k_head_dim * sizeof(float)),
 		.out = take(bench, (uint64_t)q_len * spec->q_heads * spec->v_head_dim * sizeof(float)),
@@ -361,7 +361,7 @@ static void ask(struct bench *bench, const struct kv_pool_spec *spec, uint64_t s
 		.v = make_rows(bench, spec, true, n) };
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		for (uint32_t i = 0; i < OPS; i++)
-			add_decode(bench, spec, &seed, sizes->q, l, n, i == OPS - 1, &answer->batch);
+			add_decode(bench, spec, &seed, sizes->q, l, n, &answer->batch);
 	}
 	run_batch(bench, &answer->batch);
 	answer->k = (float *)(void *)answer->batch.transfers->k.base;
@@ -390,8 +390,8 @@ static void compare(const char *text, const double *wanted, double wanted_lse, c
 }
 
 /*
- * One query of a decode, over the rows that were read back. A query that the client rotated is turned back,
- * its output is rotated as the client wants it.
+ * One query of a decode, over the rows that were read back. A query in the rows' basis is turned back, an
+ * output turned as it is wanted.
  */
 static void attend(const struct kv_pool_spec *spec, const struct answer *answer,
 	const struct kv_decode_op *op, uint32_t row, uint32_t q_head, double *out, double *lse)
@@ -400,8 +400,8 @@ static void attend(const struct kv_pool_spec *spec, const struct answer *answer,
 	const uint32_t head = q_head / (spec->q_heads / spec->kv_heads), n = op->n_tokens_seen;
 	const size_t first = ((size_t)op->layer * n * spec->kv_heads + head);
 	const double sink = layer->sinks ? (double)layer->sinks[q_head] : 0;
-	const bool is_rotated = (op->flags & KV_DECODE_Q_ROTATED) != 0;
-	float q[KV_HEAD_DIM_MAX], turned[KV_HEAD_DIM_MAX];
+	double y[KV_HEAD_DIM_MAX], x[KV_HEAD_DIM_MAX];
+	float q[KV_HEAD_DIM_MAX];
 	const struct kv_attention_exact_input input = {
 		.q = q,
 		.k = answer->k + first * spec->k_head_dim,
@@ -419,16 +419,17 @@ static void attend(const struct kv_pool_spec *spec, const struct answer *answer,
 
 	memcpy(q, op->q + ((size_t)row * spec->q_heads + q_head) * spec->k_head_dim * sizeof(*q),
 		spec->k_head_dim * sizeof(*q));
-	if (is_rotated && layer->k->rotation)
-		kv_rotation_backward(layer->k->rotation, q, q);
+	for (uint32_t i = 0; i < spec->k_head_dim; i++)
+		y[i] = (double)q[i];
+	if (op->flags & KV_DECODE_Q_ROTATED)
+		kv_row_codec_from_basis(kv_layer_k(layer, head), y, x);
+	for (uint32_t i = 0; i < spec->k_head_dim && op->flags & KV_DECODE_Q_ROTATED; i++)
+		q[i] = (float)x[i];
 	kv_attention_exact(&input, out, lse);
-	if (!is_rotated || !layer->v->rotation)
+	if (!(op->flags & KV_DECODE_OUT_ROTATED))
 		return;
-	for (uint32_t i = 0; i < spec->v_head_dim; i++)
-		turned[i] = (float)out[i];
-	kv_rotation_forward(layer->v->rotation, turned, turned);
-	for (uint32_t i = 0; i < spec->v_head_dim; i++)
-		out[i] = (double)turned[i];
+	kv_row_codec_to_basis(kv_layer_v(layer, head), out, y);
+	memcpy(out, y, spec->v_head_dim * sizeof(*out));
 }
 
 /* What a backend answered to a decode, or should not have. */
@@ -437,16 +438,13 @@ static void check_decode(const struct kv_pool_spec *spec, const struct answer *a
 {
 	const struct kv_decode_op *op = &answers[bench_idx].batch.decodes[op_idx];
 	const struct kv_layer_spec *layer = &spec->layers[op->layer];
-	const bool is_rotated = (op->flags & KV_DECODE_Q_ROTATED) != 0;
-	const bool is_served =
-		!is_rotated || (kv_row_codec_has_one_basis(layer->k) && kv_row_codec_has_one_basis(layer->v));
 	const uint16_t status = answers[bench_idx].batch.results[op->result_idx].status;
 	const uint16_t scalar = answers[0].batch.results[answers[0].batch.decodes[op_idx].result_idx].status;
 	double wanted[KV_HEAD_DIM_MAX], lse = 0;
-	bool is_right = status == (is_served ? KV_OK : KV_UNSUPPORTED);
+	bool is_right = status == KV_OK;
 
 	/* A GPU refuses where any intermediate result is too large; a CPU only where the answer is. */
-	if (is_huge && is_served && status == KV_BAD_VALUE)
+	if (is_huge && status == KV_BAD_VALUE)
 		is_right = strcmp(benches[bench_idx].backend->ops->name, "cuda") == 0 || scalar == status;
 	if (!is_right)
 		ck_abort_msg("%s: layer %u, status %u, scalar %u", text, op->layer, status, scalar);

@@ -13,7 +13,7 @@ from .errors import ArgumentError, Status, TqkvError
 from .session import Geometry, Session
 
 # What POOL_INFO is asked for.
-MATRIX_OF, K_CENTER = {"k": 1, "v": 3}, 2
+MATRIX_OF, K_CENTER, BASIS_OF = {"k": 1, "v": 3}, 2, {"k": 4, "v": 5}
 PACKED_INPUT = 1 << 2  # a bit of HELLO's features
 
 ServerInfo = namedtuple("ServerInfo", wire.LAYOUTS["hello_reply"].tuple._fields)
@@ -296,6 +296,17 @@ class Client:
         described = self.pool_info(name, left_of(deadline)).json
         dim = described[f"{side}_head_dim"]
         return self._pool_rows(name, 0, MATRIX_OF[side], layer, dim, dim, deadline, may_lack=True)
+
+    def row_basis(self, name, layer=0, side="k", timeout=None):
+        """The basis of K rows ("k") or V rows ("v") of a layer, which Q_ROTATED and OUT_ROTATED name.
+
+        float32 [kv_heads, dim, dim]: a query q of the head is sent as basis @ q, an output y is basis.T @ y."""
+        if side not in ("k", "v"):
+            raise ArgumentError(f"side is {side!r}, expected 'k' or 'v'")
+        deadline = self._deadline(timeout)
+        described = self.pool_info(name, left_of(deadline)).json
+        dim, heads = described[f"{side}_head_dim"], described["kv_heads"]
+        return self._pool_rows(name, 0, BASIS_OF[side], layer, heads * dim, dim, deadline).reshape(heads, dim, dim)
 
     def pool_codec(self, name, high_channels=None, timeout=None):
         """The tqkv.codec.PoolCodec of a pool. Matrices and K centres are fetched where the pool's JSON has only a hash.
