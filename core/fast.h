@@ -29,6 +29,7 @@
 #define KV_FAST_RUNS_MAX     4u
 #define KV_FAST_RUN_HALVES   8u
 #define KV_FAST_SLOTS_MAX    2048u /* prepared_dim, padded, with the tables of 1-bit codes */
+#define KV_FAST_CODES_STEP   32u   /* slots of codes are a multiple of it */
 #define KV_FAST_BITS_STEP    64u   /* 1-bit codes of a row whose sums stay within 16 bits */
 #define KV_FAST_BITS_SUMS    32u   /* weighted sums of them that are made together */
 #define KV_FAST_QUERIES_MAX  4u    /* of one call */
@@ -54,12 +55,17 @@
 #define KV_FAST_SHARE_MAX (1.0f * KV_FAST_BLOCK_TOKENS / KV_FAST_STEP_TOKENS)
 
 /*
- * A table of more than 16 entries for sets that look up bytes in 16: its upper half, of which the lower one
- * is the mirror image, in 16 steps. Entry i is base[step] * 16 + byte[i] * factor[step]. Bytes first.
+ * Tables of more than 16 entries for sets that look up bytes in 16. Of 5 and 6 bits: the low bytes of all
+ * entries, then the high ones. Of 7 and 8: the upper half, of which the lower one is the mirror image, in 16
+ * steps: entry i is base[step] * 16 + byte[i] * factor[step]. Bytes first.
  */
+#define KV_FAST_SPLIT_BITS_MAX 6u
 #define KV_FAST_HALVED_BASES   128u
 #define KV_FAST_HALVED_FACTORS 144u
-#define KV_FAST_HALVED_BYTES   160u
+#define KV_FAST_PIECES_BYTES   160u
+/* Of V, values are shifted up; its greatest entry may be off by half a factor, which is 15 at most. */
+#define KV_FAST_HALVED_SHIFT     3
+#define KV_FAST_HALVED_TABLE_MAX (32767 / (1 << KV_FAST_HALVED_SHIFT) - 8)
 
 enum kv_fast_field_kind { KV_FAST_FIELD_NONE = 0, KV_FAST_FIELD_F32, KV_FAST_FIELD_F16 };
 struct kv_fast_field {
@@ -84,9 +90,10 @@ struct kv_fast_part {
 	bool is_shifted;       /* in the order in which shifts take codes, or bf16, out of words */
 	bool has_short_sums;   /* of V: products are rounded and summed up in 16 bits */
 	const int16_t *table;  /* [256], entries repeated every 2^bits; value = entry * table_scale */
-	const uint8_t *halved; /* [KV_FAST_HALVED_BYTES] of codebooks of more than 4 bits, else NULL */
+	const uint8_t *pieces; /* [KV_FAST_PIECES_BYTES] of codebooks of more than 4 bits, else NULL */
 	float table_scale;
 	int32_t sum_max; /* of the magnitudes of numbers that meet `table` */
+	float center;    /* has_short_sums: what the table counts whole numbers from, else 0 */
 	struct kv_fast_field scale, zero, outer;
 	/* In a prepared query (K), in a weighted sum (V). Of bits of K: a table of sixteen for each four. */
 	uint32_t slot, n_slots;
@@ -101,7 +108,7 @@ struct kv_fast_side {
 	bool has_numbers; /* all parts are numbers: prepared queries are float32, not 16-bit integers */
 	struct kv_fast_part parts[KV_FAST_PARTS_MAX];
 	int16_t tables[KV_SEGMENTS_MAX][256];
-	uint8_t halved[KV_SEGMENTS_MAX][KV_FAST_HALVED_BYTES];
+	uint8_t pieces[KV_SEGMENTS_MAX][KV_FAST_PIECES_BYTES];
 	uint16_t prepared_of[KV_FAST_SLOTS_MAX]; /* slot -> index of prepared queries and accumulators, or
 						    NONE */
 	float factor_of[KV_FAST_SLOTS_MAX];      /* constant of the slot's channel (recipes), else 1 */
@@ -149,7 +156,7 @@ struct kv_fast_kernels {
 	bool (*takes_shifted)(bool is_v, uint32_t bits, uint32_t n);
 	uint32_t (*code_of_slot)(bool is_v, uint32_t bits, uint32_t n, uint32_t slot);
 	/* The same for short sums; NULL: this set has none. */
-	uint32_t (*code_of_short_slot)(uint32_t n, uint32_t slot);
+	uint32_t (*code_of_short_slot)(uint32_t bits, uint32_t n, uint32_t slot);
 	/* products[query * KV_FAST_STEP_TOKENS + token] for all places that hold rows; n_queries 1, 2 or 4.
 	 */
 	void (*score)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,

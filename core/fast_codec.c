@@ -81,8 +81,38 @@ static void round_e4m3(const struct kv_segment *segment, int16_t table[256])
 	}
 }
 
-/* The lower half of a codebook of more than 4 bits, whose values ascend, in steps. */
-static void halve_table(const struct kv_segment *segment, float unit, uint8_t halved[KV_FAST_HALVED_BYTES])
+/*
+ * Whole numbers of so many bits, counted from the middle, as parts of 2^15; returns the value of one. The
+ * greatest is just below 2^15: times a weight, rounded, it is that weight, as if it were 2^15.
+ */
+static float center_table(uint32_t bits, int16_t table[256], float *center)
+{
+	const int32_t n = 1 << bits;
+
+	if (bits == 8) {
+		/* A word whose bytes are a code and the code less 128: 257 * code - 2^15. */
+		*center = 32768.0f / 257;
+		return 1.0f / 257;
+	}
+	for (int32_t i = 0; i < 256; i++) {
+		const long part = lrintf((float)(2 * (i % n) - (n - 1)) * 32768.0f / (float)(n - 1));
+
+		table[i] = (int16_t)(part < KV_FAST_SHORT_TABLE_MAX ? part : KV_FAST_SHORT_TABLE_MAX);
+	}
+	*center = 0.5f * (float)(n - 1);
+	return *center / 32768.0f;
+}
+
+static void split_table(const int16_t *table, uint32_t bits, uint8_t pieces[KV_FAST_PIECES_BYTES])
+{
+	for (uint32_t i = 0; i < 1u << bits; i++) {
+		pieces[i] = (uint8_t)table[i];
+		pieces[(1u << bits) + i] = (uint8_t)((uint16_t)table[i] >> 8);
+	}
+}
+
+/* The lower half of a codebook of 7 or 8 bits, whose values ascend, in steps. */
+static void halve_table(const struct kv_segment *segment, float unit, uint8_t halved[KV_FAST_PIECES_BYTES])
 {
 	const uint32_t n_of_step = (1u << (segment->bits - 1)) / 16;
 
@@ -120,16 +150,55 @@ static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 	side->n_slots += part->n_slots;
 	KV_ASSERT(side->n_slots <= KV_FAST_SLOTS_MAX);
 	for (uint32_t s = 0; s < part->n_slots; s++) {
-		const uint32_t channel = !part->is_shifted ? s
-			: part->kind == KV_FAST_NUMBERS    ? number_of_slot(kernels->words, s)
-			: part->has_short_sums             ? kernels->code_of_short_slot(part->n, s)
-					       : kernels->code_of_slot(is_v, part->bits, part->n, s);
+		const uint32_t channel = part->has_short_sums
+			? kernels->code_of_short_slot(part->bits, part->n, s)
+			: !part->is_shifted             ? s
+			: part->kind == KV_FAST_NUMBERS ? number_of_slot(kernels->words, s)
+							: kernels->code_of_slot(is_v, part->bits, part->n, s);
 
 		side->prepared_of[part->slot + s] = channel < part->n
 			? (uint16_t)(segment->prepared_idx + first + channel)
 			: KV_FAST_SLOT_NONE;
 		side->factor_of[part->slot + s] =
 			segment->factors && channel < part->n ? segment->factors[first + channel] : 1;
+	}
+}
+
+/* The table of codes, in every form that kernels look it up in. Parts of a segment make the same one. */
+static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, const struct kv_row_codec *codec,
+	uint32_t segment_idx, bool is_v)
+{
+	const struct kv_segment *segment = &codec->segments[segment_idx];
+	int16_t *table = side->tables[segment_idx];
+	uint8_t *pieces = side->pieces[segment_idx];
+	const bool has_halved = part->bits > KV_FAST_SPLIT_BITS_MAX;
+	const int32_t table_max = is_e4m3(codec) ? KV_FAST_E4M3_TABLE_MAX
+		: !is_v                          ? KV_FAST_K_TABLE_MAX
+		: !part->has_short_sums          ? KV_FAST_V_TABLE_MAX
+		: has_halved                     ? KV_FAST_HALVED_TABLE_MAX
+						 : KV_FAST_SHORT_TABLE_MAX;
+
+	part->sum_max = KV_FAST_SUM_MAX(table_max);
+	if (is_e4m3(codec)) {
+		round_e4m3(segment, table);
+		part->table_scale = KV_FAST_E4M3_UNIT;
+		return;
+	}
+	part->table_scale = round_table(segment, table_max, table);
+	part->is_value = !segment->codebook && segment->table[0] == 0; /* affine codes */
+	if (part->bits > 4 && segment->codebook) {
+		part->pieces = pieces;
+		if (has_halved)
+			halve_table(segment, part->table_scale, pieces);
+		else
+			split_table(table, part->bits, pieces);
+	}
+	if (part->has_short_sums) {
+		if (part->is_value)
+			part->table_scale = center_table(part->bits, table, &part->center);
+		else if (has_halved)
+			part->table_scale /= 1u << KV_FAST_HALVED_SHIFT;
+		part->table_scale *= 1u << 15; /* products are rounded to multiples of it */
 	}
 }
 
@@ -158,23 +227,8 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->offset = segment->offset + first * segment->bits / 8;
 	part->table = side->tables[segment_idx];
 	part->is_shifted = kernels->takes_shifted(is_v, part->bits, part->n);
-	/* A codebook's segment is one part, so this table is for no other one. */
-	part->has_short_sums = is_v && kernels->code_of_short_slot && part->bits == 4 && part->is_shifted &&
-		segment->codebook && part->n == segment->n_channels;
-	const int32_t table_max = is_e4m3(codec) ? KV_FAST_E4M3_TABLE_MAX
-		: part->has_short_sums           ? KV_FAST_SHORT_TABLE_MAX
-		: is_v                           ? KV_FAST_V_TABLE_MAX
-						 : KV_FAST_K_TABLE_MAX;
-
-	part->sum_max = KV_FAST_SUM_MAX(table_max);
-	if (is_e4m3(codec)) {
-		round_e4m3(segment, side->tables[segment_idx]);
-		part->table_scale = KV_FAST_E4M3_UNIT;
-	} else {
-		part->table_scale = round_table(segment, table_max, side->tables[segment_idx]);
-	}
-	if (part->has_short_sums)
-		part->table_scale *= 1u << 15; /* products are rounded to multiples of it */
+	part->has_short_sums = is_v && kernels->code_of_short_slot && part->bits > 1;
+	make_table(side, part, codec, segment_idx, is_v);
 	if (part->bits == 1) {
 		KV_ASSERT(part->table[0] == -part->table[1]);
 		part->kind = KV_FAST_BITS;
@@ -185,13 +239,7 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 			side, part, segment, first, is_v ? KV_FAST_BITS_SUMS : 4 * part->n, is_v, kernels);
 		return;
 	}
-	if (part->bits > 4 && segment->codebook) {
-		part->halved = side->halved[segment_idx];
-		halve_table(segment, part->table_scale, side->halved[segment_idx]);
-	}
-	part->is_value = part->table_scale == 1 && segment->table[0] == 0; /* affine codes */
-	/* Sums of V are taken two registers at a time. */
-	place_slots(side, part, segment, first, kernels->words, is_v, kernels);
+	place_slots(side, part, segment, first, KV_FAST_CODES_STEP, is_v, kernels);
 }
 
 bool kv_fast_side_init(struct kv_fast_side *side, const struct kv_row_codec *codec, bool is_v,

@@ -19,6 +19,8 @@ INLINE void store_dots(f_vector sums, uint32_t first, const uint32_t n_queries, 
 		memcpy(dots + (size_t)q * STEP + first, lanes + (size_t)q * n_rows, n_rows * sizeof(*dots));
 }
 
+#if LANES == 16
+
 /* Adds the products of register v of the queries with `values` of n_rows rows. */
 INLINE void add_products(const struct kv_fast_part *part, const struct kv_fast_query *queries, uint32_t v,
 	const i_vector *values, const uint32_t n_queries, i_vector *sums)
@@ -34,8 +36,6 @@ INLINE void add_products(const struct kv_fast_part *part, const struct kv_fast_q
 			sums[q * n_rows + r] = multiply_add(sums[q * n_rows + r], values[r], codes);
 	}
 }
-
-#if LANES == 16
 
 /*
  * Codes in shifted order. A lane is a row, so no lanes are left to be summed up: 32 bits of sixteen rows
@@ -111,32 +111,21 @@ INLINE void dot_shifted(const struct kv_fast_part *part, const struct kv_fast_ro
 	}
 }
 
-#include "core/fast_lanes_avx512.h"
-
-#else
-#include "core/fast_nibbles_avx2.h"
-#endif
-
 INLINE void dot_natural(const struct kv_fast_part *part, const struct lookup *lookup,
 	const uint8_t *const rows[], const struct kv_fast_query *queries, const uint32_t n_queries,
 	const uint32_t bits, const bool is_value, struct asking *asking, i_vector *sums)
 {
-	const uint32_t n_at_once = TAKES_CODES_APART_FIRST && !is_value ? 8 : 1;
-	const uint32_t n_rows = LANES / n_queries, n_vectors = part->n_slots / WORDS;
+	const uint32_t n_rows = LANES / n_queries;
 
-	for (uint32_t first = 0; first < n_vectors; first += n_at_once) {
-		const uint32_t end = n_vectors - first < n_at_once ? n_vectors : first + n_at_once;
-		i_vector values[8][LANES];
+	for (uint32_t v = 0; v < part->n_slots / WORDS; v++) {
+		i_vector values[LANES];
 
-		for (uint32_t v = first; v < end; v++) {
-			ask(asking);
-			UNROLL
-			for (uint32_t r = 0; r < n_rows; r += 2)
-				values_of_rows(lookup, rows[r] + part->offset, rows[r + 1] + part->offset, v,
-					bits, is_value, values[v - first] + r);
-		}
-		for (uint32_t v = first; v < end; v++)
-			add_products(part, queries, v, values[v - first], n_queries, sums);
+		ask(asking);
+		UNROLL
+		for (uint32_t r = 0; r < n_rows; r += 2)
+			values_of_rows(lookup, rows[r] + part->offset, rows[r + 1] + part->offset, v, bits,
+				is_value, values + r);
+		add_products(part, queries, v, values, n_queries, sums);
 	}
 }
 
@@ -157,6 +146,13 @@ INLINE void dot_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 		store_dots(to_f32(add_lanes(sums)), first, n_queries, dots);
 	}
 }
+
+#include "core/fast_lanes_avx512.h"
+
+#else
+#include "core/fast_nibbles_avx2.h"
+#include "core/fast_pairs_avx2.h"
+#endif
 
 /* Adds the products of the queries with LANES numbers of some rows, those of register v of slots from i on.
  */
@@ -219,12 +215,16 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 /* Bits that no set takes in shifted order. */
 #if LANES == 16
 #define DOT(bits) dot_lanes(part, rows, block_first, queries, n_queries, bits, false, dots)
-#else
-#define DOT(bits) dot_codes(part, rows, block_first, queries, n_queries, bits, false, dots)
-#endif
 #define DOT_EITHER(bits, is_value)                                                                         \
 	(part->is_shifted ? dot_shifted(part, rows, block_first, queries, n_queries, bits, is_value, dots) \
 			  : dot_codes(part, rows, block_first, queries, n_queries, bits, is_value, dots))
+#else
+#define DOT(bits) dot_pairs(part, rows, block_first, queries, n_queries, bits, false, dots)
+#define DOT_EITHER(bits, is_value)                                                                       \
+	(bits == 4 && part->is_shifted                                                                   \
+			? dot_shifted(part, rows, block_first, queries, n_queries, bits, is_value, dots) \
+			: dot_pairs(part, rows, block_first, queries, n_queries, bits, is_value, dots))
+#endif
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
 			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_F32, false, dots);
@@ -336,9 +336,9 @@ static uint32_t code_of_slot_of_set(bool is_v, uint32_t bits, uint32_t n, uint32
 }
 
 #if HAS_SHORT_SUMS
-static uint32_t code_of_short_slot_of_set(uint32_t n, uint32_t slot)
+static uint32_t code_of_short_slot_of_set(uint32_t bits, uint32_t n, uint32_t slot)
 {
-	return code_of_short_slot(n, slot);
+	return code_of_short_slot(bits, n, slot);
 }
 #endif
 

@@ -19,10 +19,6 @@
 
 #define TOKENS KV_FAST_BLOCK_TOKENS
 #define STEP   KV_FAST_STEP_TOKENS
-/* Sixteen registers do not hold sums beside what taking these codes apart needs: their values go to memory.
- */
-#define TAKES_CODES_APART_FIRST (LANES == 8)
-
 /* Slots of struct kv_fast_kernels. */
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 	const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros);

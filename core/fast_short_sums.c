@@ -1,5 +1,5 @@
 /*
- * Weighted sums of rows of 4-bit codebooks in 16 bits, compiled once per instruction set (core/fast.h) and
+ * Weighted sums of rows of codes in 16 bits, compiled once per instruction set (core/fast.h) and
  * for AVX2 only: products are rounded to 16 bits (vpmulhrsw), so a register has the sums of 16 channels in
  * place of 8, rows are taken one by one, and none are put side by side.
  *
@@ -9,7 +9,7 @@
 
 #if HAS_SHORT_SUMS
 
-/* Of 64 codes in 32 bytes; what is left of a part, 32 codes, is taken of two tokens at once. */
+/* Of 4 bits, in 32 bytes. */
 #define CODES_AT_ONCE 64u
 #define NIBBLES_MASK  _mm256_set1_epi8(15)
 
@@ -103,6 +103,24 @@ INLINE void add_to(float *to, __m256i wide, float unit)
 		to);
 }
 
+/* Adds sums of 16 bits to four registers of slots. */
+INLINE void end_block(const struct weights *weights, const uint32_t n_queries,
+	__m256i totals[KV_FAST_QUERIES_MAX][2], float *const *sums, uint32_t slot)
+{
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		UNROLL
+		for (uint32_t i = 0; i < 2; i++) {
+			float *to = sums[q] + slot + (size_t)i * 2 * LANES;
+
+			/* Those at even places, then those at odd ones. */
+			add_to(to, _mm256_srai_epi32(_mm256_slli_epi32(totals[q][i], 16), 16),
+				weights->units[q]);
+			add_to(to + LANES, _mm256_srai_epi32(totals[q][i], 16), weights->units[q]);
+		}
+	}
+}
+
 /* Half `half` of the codes of 64 channels: four registers of slots. */
 INLINE void sum_rows(const struct lookup *lookup, const uint8_t *const rows[], uint32_t n_rows,
 	uint32_t offset, const struct weights *weights, const uint32_t n_queries, const uint32_t half,
@@ -124,80 +142,153 @@ INLINE void sum_rows(const struct lookup *lookup, const uint8_t *const rows[], u
 				weights->pairs[0] + t + i - 1, n_queries, values, totals);
 		}
 	}
+	end_block(weights, n_queries, totals, sums, slot);
+}
+
+/* Of 32 codes from `at` on. */
+INLINE void values_of_row(const struct lookup *lookup, const uint8_t *at, const uint32_t bits,
+	const bool is_shifted, const bool is_value, __m256i values[2])
+{
+	__m256i codes;
+
+	if (bits == 2) /* eight bytes four times, each shifted by one more code */
+		codes = _mm256_and_si256(
+			_mm256_srlv_epi64(_mm256_set1_epi64x(word_64(at)), _mm256_set_epi64x(6, 4, 2, 0)),
+			_mm256_set1_epi8(3));
+	else if (bits == 4 && is_shifted)
+		codes = _mm256_and_si256(
+			_mm256_srlv_epi64(load_16_bytes(at), _mm256_set_epi64x(4, 4, 0, 0)), NIBBLES_MASK);
+	else
+		codes = codes_in_bytes(at, at + (size_t)2 * bits, bits, false);
+	if (bits == 8 && is_value) {
+		const __m256i high = _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80));
+
+		values[0] = _mm256_unpacklo_epi8(codes, high);
+		values[1] = _mm256_unpackhi_epi8(codes, high);
+		return;
+	}
+	values_of_bytes(lookup, codes, bits, values);
+	if (bits > KV_FAST_SPLIT_BITS_MAX) {
+		values[0] = _mm256_slli_epi16(values[0], KV_FAST_HALVED_SHIFT);
+		values[1] = _mm256_slli_epi16(values[1], KV_FAST_HALVED_SHIFT);
+	}
+}
+
+/* Sixteen registers do not hold sums beside what looking up these takes: their values go to memory. */
+#define IS_APART(bits) ((bits) > 4)
+
+INLINE void add_weighted(const struct weights *weights, uint32_t t, const uint32_t n_queries,
+	const __m256i values[2], __m256i totals[KV_FAST_QUERIES_MAX][2])
+{
 	UNROLL
 	for (uint32_t q = 0; q < n_queries; q++) {
+		const __m256i weight = repeat_pair(weights->pairs[q][t]);
+
 		UNROLL
 		for (uint32_t i = 0; i < 2; i++) {
-			float *to = sums[q] + slot + (size_t)i * 2 * LANES;
+			const __m256i product = _mm256_mulhrs_epi16(values[i], weight);
 
-			/* Those at even places, then those at odd ones. */
-			add_to(to, _mm256_srai_epi32(_mm256_slli_epi32(totals[q][i], 16), 16),
-				weights->units[q]);
-			add_to(to + LANES, _mm256_srai_epi32(totals[q][i], 16), weights->units[q]);
+			/* Written out as in multiply_add(). */
+			__asm__("vpaddw %1, %0, %0" : "+x"(totals[q][i]) : "x"(product));
 		}
 	}
 }
 
-/* The same of 32 channels and two tokens at once: two registers of slots. */
-INLINE void sum_pairs(const struct lookup *lookup, const uint8_t *const rows[], uint32_t n_rows,
-	uint32_t offset, const struct weights *weights, const uint32_t n_queries, const uint32_t half,
-	struct asking *asking, float *const *sums, uint32_t slot)
+/* 32 codes from `offset` on. */
+INLINE void sum_block(const struct lookup *lookup, const uint8_t *const rows[], uint32_t n_rows,
+	uint32_t offset, const struct weights *weights, const uint32_t n_queries, const uint32_t bits,
+	const bool is_shifted, const bool is_value, struct asking *asking, float *const *sums, uint32_t slot)
 {
-	__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 };
+	__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 }, values[TOKENS][2];
 
-	for (uint32_t t = 0; t < n_rows; t += 2) {
-		__m256i values[2];
-
-		if (t % 8 == 0)
+	for (uint32_t t = 0; t < n_rows; t++) {
+		if (t % 4 == 0)
 			ask(asking);
-		expand_codes(lookup, codes_at(words_of_rows(rows + t, offset), half), values);
-		UNROLL
-		for (uint32_t q = 0; q < n_queries; q++) {
-			const int32_t *two = weights->pairs[q] + t;
-			const __m256i weight =
-				_mm256_set_m128i(_mm_set1_epi32(two[1]), _mm_set1_epi32(two[0]));
+		values_of_row(lookup, rows[t] + offset, bits, is_shifted, is_value, values[t]);
+		if (!IS_APART(bits))
+			add_weighted(weights, t, n_queries, values[t], totals);
+	}
+	for (uint32_t t = 0; IS_APART(bits) && t < n_rows; t++)
+		add_weighted(weights, t, n_queries, values[t], totals);
+	end_block(weights, n_queries, totals, sums, slot);
+}
 
-			totals[q][0] = add_rounded(totals[q][0], values[0], weight);
-			totals[q][1] = add_rounded(totals[q][1], values[1], weight);
-		}
-	}
-	UNROLL
-	for (uint32_t q = 0; q < n_queries; q++) {
+INLINE void sum_codes(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+	const struct weights *weights, const uint32_t n_queries, const uint32_t bits, const bool is_value,
+	float *const *sums)
+{
+	const struct lookup lookup = load_lookup(part, bits);
+	struct asking asking =
+		begin_asking(part, rows, block_first, 0, part->n_slots, TOKENS / 4 * part->n_slots / 32);
+	const uint8_t *const *from = rows->rows + block_first;
+	const uint32_t n_rows = end_of_block(rows, block_first) - block_first;
+
+	for (uint32_t first = 0; first < part->n_slots; first += 32)
+		sum_block(&lookup, from, n_rows, part->offset + first * bits / 8, weights, n_queries, bits,
+			false, is_value, &asking, sums, part->slot + first);
+}
+
+/* 4 bits, as many as are a multiple of 32. */
+INLINE void sum_nibbles(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	uint32_t block_first, const struct weights *weights, const uint32_t n_queries, float *const *sums)
+{
+	const struct lookup lookup = load_lookup(part, 4);
+	struct asking asking =
+		begin_asking(part, rows, block_first, 0, part->n_slots, TOKENS / 4 * part->n_slots / 32);
+	const uint8_t *const *from = rows->rows + block_first;
+	const uint32_t n_rows = end_of_block(rows, block_first) - block_first;
+	uint32_t first = 0;
+
+	for (; first + CODES_AT_ONCE <= part->n_slots; first += CODES_AT_ONCE) {
 		UNROLL
-		for (uint32_t i = 0; i < 2; i++)
-			add_to(sums[q] + slot + (size_t)i * LANES,
-				_mm256_add_epi32(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(totals[q][i])),
-					_mm256_cvtepi16_epi32(_mm256_extracti128_si256(totals[q][i], 1))),
-				weights->units[q]);
+		for (uint32_t half = 0; half < 2; half++)
+			sum_rows(&lookup, from, n_rows, part->offset + first / 2, weights, n_queries, half,
+				&asking, sums, part->slot + first + half * CODES_AT_ONCE / 2);
 	}
+	if (first < part->n_slots)
+		sum_block(&lookup, from, n_rows, part->offset + first / 2, weights, n_queries, 4, true, false,
+			&asking, sums, part->slot + first);
 }
 
 INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
 	const float *scaled, const uint32_t n_queries, float *const *sums)
 {
-	const struct lookup lookup = load_lookup(part, 4);
-	struct asking asking = begin_asking(
-		part, rows, block_first, 0, part->n_slots, TOKENS / 4 * part->n_slots / (CODES_AT_ONCE / 2));
-	const uint8_t *const *from = rows->rows + block_first;
-	const uint32_t n_rows = end_of_block(rows, block_first) - block_first;
 	struct weights weights;
-	uint32_t first = 0;
 
 	UNROLL
 	for (uint32_t q = 0; q < n_queries; q++)
 		round_weights(scaled + (size_t)q * STEP + block_first, weights.pairs[q], &weights.units[q]);
-	for (; first + CODES_AT_ONCE <= part->n_slots; first += CODES_AT_ONCE) {
-		UNROLL
-		for (uint32_t half = 0; half < 2; half++)
-			sum_rows(&lookup, from, n_rows, part->offset + first / 2, &weights, n_queries, half,
-				&asking, sums, part->slot + first + half * CODES_AT_ONCE / 2);
+#define SUM(bits, is_value) sum_codes(part, rows, block_first, &weights, n_queries, bits, is_value, sums)
+	switch (part->bits) {
+	case 2:
+		SUM(2, false);
+		break;
+	case 3:
+		SUM(3, false);
+		break;
+	case 4:
+		if (part->is_shifted)
+			sum_nibbles(part, rows, block_first, &weights, n_queries, sums);
+		else
+			SUM(4, false);
+		break;
+	case 5:
+		SUM(5, false);
+		break;
+	case 6:
+		SUM(6, false);
+		break;
+	case 7:
+		SUM(7, false);
+		break;
+	default:
+		if (part->is_value)
+			SUM(8, true);
+		else
+			SUM(8, false);
+		break;
 	}
-	if (first < part->n_slots) {
-		UNROLL
-		for (uint32_t half = 0; half < 2; half++)
-			sum_pairs(&lookup, from, n_rows, part->offset + first / 2, &weights, n_queries, half,
-				&asking, sums, part->slot + first + half * CODES_AT_ONCE / 4);
-	}
+#undef SUM
 }
 
 void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,

@@ -27,6 +27,9 @@ INLINE f32_lanes scaled_at(const float *values, const float *scales, uint32_t t)
 	return scales ? load_f32(values + t) * load_f32(scales + t) : load_f32(values + t);
 }
 
+/* ---- codes: of sets that have no short sums ---- */
+#if !HAS_SHORT_SUMS
+
 /*
  * Of weights with that maximum and sum: what integers of at most KV_FAST_WEIGHT_MAX, which add up to sum_max
  * at most, are multiples of.
@@ -180,30 +183,17 @@ INLINE void sum_codes_of(const struct kv_fast_part *part, const struct lookup *l
 		struct asking asking =
 			begin_asking(part, rows, first, v * LANES, n_vectors * LANES, TOKENS / 2);
 
-		if (TAKES_CODES_APART_FIRST && !is_value && !is_shifted) {
-			i_vector values[TOKENS / 2][4];
+		for (uint32_t t = first; t < end; t += 2) {
+			i_vector values[4];
 
-			for (uint32_t t = first; t < end; t += 2) {
-				ask(&asking);
-				values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
-					is_shifted, is_value, half, values[(t - first) / 2]);
+			ask(&asking);
+			if (v + part->slot == 0) {
+				touch_field(part, rows, t);
+				touch_field(part, rows, t + 1);
 			}
-			for (uint32_t t = first; t < end; t += 2)
-				add_weighted(
-					weights, t, n_queries, n_vectors, values[(t - first) / 2], totals);
-		} else {
-			for (uint32_t t = first; t < end; t += 2) {
-				i_vector values[4];
-
-				ask(&asking);
-				if (v + part->slot == 0) {
-					touch_field(part, rows, t);
-					touch_field(part, rows, t + 1);
-				}
-				values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
-					is_shifted, is_value, half, values);
-				add_weighted(weights, t, n_queries, n_vectors, values, totals);
-			}
+			values_of(part, lookup, rows->rows[t], rows->rows[t + 1], v, n_vectors, bits,
+				is_shifted, is_value, half, values);
+			add_weighted(weights, t, n_queries, n_vectors, values, totals);
 		}
 		end_block(
 			weights, first / TOKENS, n_queries, n_vectors, totals, sums, part->slot + v * LANES);
@@ -218,8 +208,7 @@ INLINE void sum_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 	const uint32_t n_vectors = part->n_slots / LANES;
 	uint32_t v = 0;
 
-	/* Sixteen registers hold eight sums, thirty-two hold sixteen. */
-	for (; LANES == 16 && v + 4 <= n_vectors; v += 4)
+	for (; v + 4 <= n_vectors; v += 4)
 		sum_codes_of(
 			part, &lookup, rows, weights, n_queries, v, 4, bits, is_shifted, is_value, 0, sums);
 	for (; v < n_vectors; v += 2) {
@@ -231,6 +220,8 @@ INLINE void sum_codes(const struct kv_fast_part *part, const struct kv_fast_rows
 				is_value, 0, sums);
 	}
 }
+
+#endif
 
 /* The same of numbers, of which the last registers of a part may be fewer. */
 INLINE void sum_numbers_of(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
@@ -289,9 +280,6 @@ INLINE void sum_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *values,
 	const float *scales, const uint32_t n_queries, float *const *sums)
 {
-	struct weights rounded_weights[KV_FAST_QUERIES_MAX];
-	const struct weights *weights = rounded_weights;
-
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
 			sum_numbers(part, rows, values, n_queries, KV_DTYPE_F32, false, sums);
@@ -305,6 +293,10 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 			sum_numbers(part, rows, values, n_queries, KV_DTYPE_NONE, false, sums);
 		return;
 	}
+#if !HAS_SHORT_SUMS
+	struct weights rounded_weights[KV_FAST_QUERIES_MAX];
+	const struct weights *weights = rounded_weights;
+
 	for (uint32_t q = 0; q < n_queries; q++)
 		round_weights(values + (size_t)q * STEP, scales, n_places(rows), part->sum_max,
 			&rounded_weights[q]);
@@ -341,6 +333,9 @@ INLINE void sum_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 		break;
 	}
 #undef SUM
+#else
+	(void)scales;
+#endif
 }
 
 static void sum_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *values,
@@ -382,6 +377,15 @@ static const float *scale_weights(
 	return scales ? scaled : weights;
 }
 
+/* What whole numbers are counted from, times their scale, joins their zero. */
+static void center_zeros(struct fields *fields, float center, uint32_t n)
+{
+	for (uint32_t t = 0; t < n; t += LANES)
+		store_f32(load_f32(fields->zero + t) + repeat_f32(center) * load_f32(fields->scale + t),
+			fields->zeros + t);
+	fields->zero = fields->zeros;
+}
+
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 	const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros)
 {
@@ -394,6 +398,8 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 		const struct kv_fast_part moved = part_of_rows(&side->parts[p], rows), *part = &moved;
 
 		load_fields(part, rows, &fields);
+		if (part->center > 0)
+			center_zeros(&fields, part->center, n);
 		for (uint32_t q = 0; fields.zero && q < n_queries; q++)
 			zeros[q][p] += dot_tokens(weights + (size_t)q * STEP, fields.zero, n);
 		if (part->kind == KV_FAST_CODES && !part->has_short_sums) {

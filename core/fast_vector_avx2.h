@@ -11,13 +11,13 @@ typedef float f32_lanes __attribute__((vector_size(32)));
 
 struct lookup {
 	__m256i low, high;     /* bytes of 16 entries, in both halves */
-	const uint8_t *halved; /* more than 4 bits: as in struct kv_fast_part */
+	const uint8_t *pieces; /* more than 4 bits: as in struct kv_fast_part */
 };
 
 INLINE struct lookup load_lookup(const struct kv_fast_part *part, const uint32_t bits)
 {
 	const int16_t *table = part->table;
-	struct lookup lookup = { .halved = part->halved };
+	struct lookup lookup = { .pieces = part->pieces };
 
 	if (bits <= 4) {
 		const __m256i entries = _mm256_loadu_si256((const __m256i *)(const void *)table);
@@ -37,179 +37,7 @@ INLINE __m256i load_16_bytes(const uint8_t *from)
 	return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)from));
 }
 
-/* Where the highest bit of a byte of `choice` is set, the byte of b. Compilers make two operations of it. */
-INLINE __m256i choose_bytes(__m256i a, __m256i b, __m256i choice)
-{
-	__asm__("vpblendvb %3, %2, %1, %0" : "=x"(a) : "x"(a), "x"(b), "x"(choice));
-	return a;
-}
-
-/* Sixteen bytes of `table` for the low four bits of every code, and so on up to the bits that are left, of
- * which there are 7 at most. */
-INLINE __m256i look_up_bytes(const uint8_t *table, __m256i codes, const uint32_t bits)
-{
-	const uint32_t n = bits > 4 ? 1u << (bits - 4) : 1;
-	__m256i found[8];
-
-	UNROLL
-	for (uint32_t i = 0; i < n; i++)
-		found[i] = _mm256_shuffle_epi8(load_16_bytes(table + (size_t)i * 16), codes);
-	UNROLL
-	for (uint32_t level = 4; level < bits; level++) {
-		/* The bit of this level where a choice looks for it. */
-		const __m256i choice = _mm256_slli_epi16(codes, (int)(7 - level));
-
-		UNROLL
-		for (uint32_t i = 0; i < n >> (level - 3); i++)
-			found[i] = choose_bytes(found[2 * i], found[2 * i + 1], choice);
-	}
-	return found[0];
-}
-
-/*
- * Entries of a table of more than 4 bits whose upper half mirrors the lower one, of 32 codes in bytes: those
- * of the lower eight bytes of both halves, then those of the upper ones. An entry is a multiple of 16 plus a
- * byte times a factor; multiplying takes no more than putting two bytes together does.
- */
-INLINE void look_up_halved(const uint8_t *halved, __m256i codes, const uint32_t bits, __m256i out[2])
-{
-	const __m256i top = bits == 8 ? codes : _mm256_slli_epi16(codes, (int)(8 - bits));
-	const __m256i is_upper = _mm256_cmpgt_epi8(_mm256_setzero_si256(), top);
-	const __m256i mirrored = _mm256_xor_si256(codes, is_upper);
-	const __m256i at = bits == 8
-		? mirrored
-		: _mm256_and_si256(mirrored, _mm256_set1_epi8((char)((1 << (bits - 1)) - 1)));
-	const __m256i step = _mm256_and_si256(_mm256_srli_epi16(at, (int)(bits - 5)), _mm256_set1_epi8(15));
-	const __m256i sign = _mm256_or_si256(is_upper, _mm256_set1_epi8(1));
-	const __m256i bytes = look_up_bytes(halved, at, bits - 1);
-	const __m256i base = _mm256_shuffle_epi8(load_16_bytes(halved + KV_FAST_HALVED_BASES), step);
-	const __m256i factor = _mm256_sign_epi8(
-		_mm256_shuffle_epi8(load_16_bytes(halved + KV_FAST_HALVED_FACTORS), step), sign);
-	const __m256i sixteen = _mm256_sign_epi8(_mm256_set1_epi8(-16), sign);
-
-	out[0] = _mm256_maddubs_epi16(
-		_mm256_unpacklo_epi8(bytes, base), _mm256_unpacklo_epi8(factor, sixteen));
-	out[1] = _mm256_maddubs_epi16(
-		_mm256_unpackhi_epi8(bytes, base), _mm256_unpackhi_epi8(factor, sixteen));
-}
-
-INLINE __m256i mask_codes(__m256i codes, const uint32_t bits)
-{
-	return _mm256_and_si256(codes, _mm256_set1_epi16((short)((1 << bits) - 1)));
-}
-
-/* Codes of two registers, in bytes: the lower half of both, then the upper half. */
-INLINE void look_up_packed(const struct lookup *lookup, __m256i codes, const uint32_t bits, __m256i out[2])
-{
-	if (bits <= 4) {
-		const __m256i low = _mm256_shuffle_epi8(lookup->low, codes),
-			      high = _mm256_shuffle_epi8(lookup->high, codes);
-
-		out[0] = _mm256_unpacklo_epi8(low, high);
-		out[1] = _mm256_unpackhi_epi8(low, high);
-	} else {
-		look_up_halved(lookup->halved, codes, bits, out);
-	}
-}
-
-/* There is no shift by another number of bits for every word: a multiplication moves codes up by 8 - shift.
- */
-#define FACTOR_OF(i) (short)(1 << (8 - SHIFT_OF(i)))
-#define FACTORS_4(i, d) \
-	FACTOR_OF((i) / d), FACTOR_OF((i + 1) / d), FACTOR_OF((i + 2) / d), FACTOR_OF((i + 3) / d)
-#define FACTORS_8(i, d) FACTORS_4(i, d), FACTORS_4(i + 4, d)
-
-INLINE __m256i move_down(__m256i words, i16_words_16 factors)
-{
-	return _mm256_srli_epi16(_mm256_mullo_epi16(words, (__m256i)factors), 8);
-}
-
-/* Bytes of two rows in turn, 16 of each. */
-INLINE __m256i shifted_words_of_two(const uint8_t *a, const uint8_t *b, uint32_t block)
-{
-	const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(a + (size_t)block * 16));
-	const __m128i y = _mm_loadu_si128((const __m128i *)(const void *)(b + (size_t)block * 16));
-
-	return _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
-}
-
-/* Codes of channels [WORDS * v, + WORDS) of a row. */
-INLINE __m256i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
-{
-	const i8_bytes_32 bytes = { BYTES_16(0), BYTES_16(16) };
-	const i16_words_16 factors = { FACTORS_8(0, 1), FACTORS_8(8, 1) };
-	const __m128i half = _mm_loadu_si128((const __m128i *)(const void *)(codes + (size_t)v * 2 * bits));
-
-	if (bits == 8)
-		return _mm256_cvtepu8_epi16(half);
-	return move_down(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(half), (__m256i)bytes), factors);
-}
-
-/* The same of channels [LANES * v, + LANES) of two rows in turn. */
-INLINE __m256i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, const uint32_t bits)
-{
-	enum { second = 8 };
-	const i8_bytes_32 bytes = { PAIRS_16(0), PAIRS_16(16) };
-	const i16_words_16 factors = { FACTORS_8(0, 2), FACTORS_8(8, 2) };
-	const __m128i low = _mm_loadl_epi64((const __m128i *)(const void *)(a + (size_t)v * bits));
-	const __m128i high = _mm_loadl_epi64((const __m128i *)(const void *)(b + (size_t)v * bits));
-
-	if (bits == 8)
-		return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(low, high));
-	return move_down(_mm256_shuffle_epi8(
-				 _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(low, high)), (__m256i)bytes),
-		factors);
-}
-
-/* Entries, or the codes themselves, that stand in two registers of codes. */
-INLINE void values_of_codes(const struct lookup *lookup, const __m256i codes[2], const uint32_t bits,
-	const bool is_value, __m256i out[2])
-{
-	if (is_value) {
-		out[0] = mask_codes(codes[0], bits);
-		out[1] = mask_codes(codes[1], bits);
-		return;
-	}
-	look_up_packed(lookup, _mm256_packus_epi16(mask_codes(codes[0], bits), mask_codes(codes[1], bits)),
-		bits, out);
-}
-
-/* Values of channels [WORDS * v, + WORDS) of each of two rows. */
-INLINE void values_of_rows(const struct lookup *lookup, const uint8_t *a, const uint8_t *b, uint32_t v,
-	const uint32_t bits, const bool is_value, __m256i out[2])
-{
-	if (bits == 8 && !is_value) {
-		const __m128i *x = (const __m128i *)(const void *)(a + (size_t)v * WORDS),
-			      *y = (const __m128i *)(const void *)(b + (size_t)v * WORDS);
-
-		look_up_packed(lookup,
-			_mm256_permute4x64_epi64(
-				_mm256_set_m128i(_mm_loadu_si128(y), _mm_loadu_si128(x)), 0xD8),
-			8, out);
-		return;
-	}
-
-	const __m256i codes[2] = { codes_of(a, v, bits), codes_of(b, v, bits) };
-
-	values_of_codes(lookup, codes, bits, is_value, out);
-}
-
-/* Values of channels [LANES * v, + 2 * LANES) of two rows in turn. */
-INLINE void values_of_pairs(const struct lookup *lookup, const uint8_t *a, const uint8_t *b, uint32_t v,
-	const uint32_t bits, const bool is_value, __m256i out[2])
-{
-	if (bits == 8 && !is_value) {
-		look_up_packed(lookup,
-			_mm256_permute4x64_epi64(
-				shifted_words_of_two(a + (size_t)v * LANES, b + (size_t)v * LANES, 0), 0xD8),
-			8, out);
-		return;
-	}
-
-	const __m256i codes[2] = { codes_of_two(a, b, v, bits), codes_of_two(a, b, v + 1, bits) };
-
-	values_of_codes(lookup, codes, bits, is_value, out);
-}
+#include "core/fast_codes_avx2.h"
 
 INLINE __m256i words_of_rows(const uint8_t *const rows[], uint32_t offset)
 {
@@ -247,14 +75,6 @@ INLINE void expand_codes(const struct lookup *lookup, __m256i codes, __m256i val
 	values[1] = _mm256_unpackhi_epi8(low, high);
 }
 
-/* Registers 2 * half and 2 * half + 1 of the four that such words hold. */
-INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_t half, __m256i values[2])
-{
-	expand_codes(lookup,
-		_mm256_and_si256(half == 0 ? words : _mm256_srli_epi16(words, 4), _mm256_set1_epi8(15)),
-		values);
-}
-
 /* 1 bit: an index is a byte each of 32 rows or channels; a table is sixteen low bytes, then the high ones. */
 #define HAS_SPLIT_TABLES 1
 #define HAS_SHORT_SUMS   1
@@ -263,7 +83,7 @@ INLINE void expand_two(const struct lookup *lookup, __m256i words, const uint32_
 
 INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
 {
-	return bits == 1 ? is_v : bits == 4 && n % 32 == 0;
+	return bits == 1 ? is_v : bits == 2 || (bits == 4 && n % 32 == 0);
 }
 
 /* Blocks of 32 codes; for 1 bit see indices_of_tokens(). */
@@ -271,6 +91,7 @@ INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot
 {
 	const uint32_t vector = slot / 8 % 4, lane = slot % 8;
 
+	(void)is_v; /* of 1 bit V, else K */
 	if (bits == 1) {
 		const uint32_t first = slot / SUMS_AT_ONCE * SUMS_AT_ONCE;
 		const uint32_t half = (n - first < SUMS_AT_ONCE ? n - first : SUMS_AT_ONCE) / 2;
@@ -278,27 +99,27 @@ INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot
 
 		return i < half ? first + slot / 16 % 2 * half + i : n;
 	}
-	/* Of a row, register 1 or 3 has the upper eight of sixteen bytes; of two, the upper half of every
-	 * eight pairs. */
-	const uint32_t byte = !is_v ? vector % 2 * 8 + lane : lane / 4 * 8 + vector % 2 * 4 + lane % 4;
-
-	return slot / 32 * 32 + byte * 2 + vector / 2;
+	if (bits == 2)
+		return slot / 32 * 32 + lane * 4 + vector;
+	/* Registers 1 and 3 have the upper eight of a row's sixteen bytes. */
+	return slot / 32 * 32 + (vector % 2 * 8 + lane) * 2 + vector / 2;
 }
 
-/* Blocks of 64 codes, then one of 32: see core/fast_short_sums.c. */
-INLINE uint32_t code_of_short_slot(uint32_t n, uint32_t slot)
+/*
+ * Slots of a register of 16-bit sums are its words at even places, then those at odd ones, and a block of 32
+ * codes is two registers, of which each has eight bytes of either half. 4 bits may be in blocks of 64 codes,
+ * then one of 32, which is not taken in this way: see core/fast_short_sums.c.
+ */
+INLINE uint32_t code_of_short_slot(uint32_t bits, uint32_t n, uint32_t slot)
 {
-	const uint32_t first = slot / 64 * 64, at = slot - first, lane = slot % 8;
+	const uint32_t lane = slot % 8, word = lane * 2 + slot / 8 % 2;
+	const uint32_t byte = word / 8 * 16 + slot / 16 % 2 * 8 + word % 8;
 
-	if (first + 64 <= n) {
-		/* Register 0 has bytes [0, 8) and [16, 24), register 1 the others; even words before odd
-		 * ones. */
-		const uint32_t word = lane * 2 + at / 8 % 2;
-		const uint32_t byte = word / 8 * 16 + at / 16 % 2 * 8 + word % 8;
-
-		return first + byte * 2 + at / 32;
-	}
-	return first + (at / 8 % 2 * 8 + lane) * 2 + at / 16;
+	if (bits != 4 || n % 32 != 0)
+		return slot / 32 * 32 + (bits == 2 ? byte % 8 * 4 + byte / 8 : byte);
+	if (slot / 64 * 64 + 64 <= n)
+		return slot / 64 * 64 + byte * 2 + slot % 64 / 32;
+	return slot / 32 * 32 + byte % 16 * 2 + byte / 16;
 }
 
 /* ---- 1 bit: indices of four bits each ---- */
@@ -312,12 +133,6 @@ INLINE void split_indices(__m256i bytes, __m256i indices[2])
 {
 	indices[0] = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
 	indices[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
-}
-
-INLINE __m256i load_two(const uint8_t *a, const uint8_t *b)
-{
-	return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(const void *)b),
-		_mm_loadu_si128((const __m128i *)(const void *)a));
 }
 
 /* Of 64 bits of 32 rows: index g is bits [4g, 4g + 4) of every row. */

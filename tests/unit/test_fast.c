@@ -39,8 +39,10 @@ START_TEST(test_fast_other_groups_are_scalar)
 		const struct kv_decode_op *op = seq_decode(&rig, &seq, 0, 2, N_SEEN);
 
 		rig_run(&rig);
-		seq_check(
-			&rig, &seq, op, groups[g] % 32 == 0 || groups[g] == 80 ? BOUND_WHOLE : BOUND_NUMBERS);
+		seq_check(&rig, &seq, op,
+			groups[g] % 32 != 0 && groups[g] != 80 ? BOUND_NUMBERS
+				: kernels->code_of_short_slot  ? BOUND_TABLES
+							       : BOUND_WHOLE);
 		seq_finish(&seq);
 		rig_finish(&rig);
 	}
@@ -380,8 +382,7 @@ START_TEST(test_fast_weights_of_a_step)
 	}
 	for (uint32_t c = 0; c < CASES; c++) {
 		float zero = 0, *const to = sums, *const zeros = &zero;
-		double all = 0, slots[KV_FAST_SLOTS_MAX], no_zeros[KV_FAST_PARTS_MAX] = { 0 },
-		       got[KV_PREPARED_DIM_MAX] = { 0 };
+		double all = 0, slots[KV_FAST_SLOTS_MAX], got[KV_PREPARED_DIM_MAX] = { 0 };
 
 		memset(sums, 0, sizeof(sums));
 		for (uint32_t t = 0; t < N; t++) {
@@ -391,7 +392,7 @@ START_TEST(test_fast_weights_of_a_step)
 		kernels->accumulate(&side, &rows, weights, 1, &to, &zeros);
 		for (uint32_t s = 0; s < side.n_slots; s++)
 			slots[s] = (double)sums[s];
-		kv_fast_collect(&side, slots, no_zeros, got);
+		kv_fast_collect(&side, slots, &(double){ (double)zero }, got);
 		for (uint32_t i = 0; i < DIM; i++) {
 			double exact = 0;
 

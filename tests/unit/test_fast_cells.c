@@ -53,7 +53,12 @@ static double bound_of(const struct kv_fast_kernels *kernels, const char *k, con
 			   is_whole = strncmp(names[i], "v", 1) == 0 ||
 			(kernels->has_e4m3_tables && strcmp(names[i], "fp8") == 0);
 
-		bound = is_table ? BOUND_TABLES : is_whole && bound < BOUND_WHOLE ? BOUND_WHOLE : bound;
+		/* V of whole numbers whose sums are 16 bits wide is as good as codebooks are. */
+		const bool is_short = i == 1 && names[i][0] == 'v' && kernels->code_of_short_slot;
+
+		bound = is_table || is_short              ? BOUND_TABLES
+			: is_whole && bound < BOUND_WHOLE ? BOUND_WHOLE
+							  : bound;
 	}
 	return bound;
 }
