@@ -101,7 +101,8 @@ static void take_reply(struct tqkv_bulk *bulk, const struct tqkv_frame *frame, c
 		const struct tqkv_item_result *got = &reply->items[piece_idx];
 
 		if (got->status != TQKV_OK) {
-			take_refusal(bulk, piece, got, tqkv_status_is_retryable(got->status));
+			take_refusal(bulk, piece, got,
+				tqkv_ends_by_itself(got->status) && tqkv_status_is_retryable(got->status));
 		} else {
 			take_ok(bulk, piece, got);
 			if (piece->q_len > 0 && reply->out)
@@ -111,7 +112,8 @@ static void take_reply(struct tqkv_bulk *bulk, const struct tqkv_frame *frame, c
 	}
 }
 
-/* The whole frame was refused, or nothing is known of it. */
+/* The whole frame was refused, or nothing is known of it. QUOTA of a frame is one of requests in flight, and
+ * over when those are. */
 static void take_error(struct tqkv_bulk *bulk, const struct tqkv_frame *frame, const struct tqkv_error *error)
 {
 	const bool is_retryable = error->is_retryable && !error->is_local;

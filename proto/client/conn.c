@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -112,6 +113,21 @@ static enum tqkv_status take_hello(
 	return TQKV_OK;
 }
 
+/* What to do about it: the reply has no text. */
+static void explain_refusal(const struct tqkv_conn *conn, enum tqkv_status status, struct tqkv_error *err)
+{
+	const bool has_token = conn->token && conn->token[0];
+	const char *text;
+
+	if (status == TQKV_UNAUTHENTICATED)
+		text = has_token ? "the token is none of the daemon's, or there were too many failed logins"
+				 : "the daemon wants a token";
+	else
+		text = has_token ? "the data port takes tokens of role data or admin, not of role read"
+				 : "the daemon's unix_uids do not name this user";
+	snprintf(err->message, sizeof(err->message), "HELLO: %s: %s", tqkv_status_text(status), text);
+}
+
 static enum tqkv_status say_hello(struct tqkv_conn *conn, int64_t deadline_ns, struct tqkv_error *err)
 {
 	const struct tqkv_shape shape = {
@@ -128,6 +144,8 @@ static enum tqkv_status say_hello(struct tqkv_conn *conn, int64_t deadline_ns, s
 	if (status == TQKV_VERSION_UNSUPPORTED && err && !err->is_local)
 		tqkv_error_wrap(err, "the server speaks versions %u to %u, this library %d to %d",
 			op.hello.proto_min, op.hello.proto_max, KVP_PROTO_MIN, KVP_PROTO_MAX);
+	if ((status == TQKV_UNAUTHENTICATED || status == TQKV_FORBIDDEN) && err && !err->is_local)
+		explain_refusal(conn, status, err);
 	if (status != TQKV_OK && status != TQKV_STALE_EPOCH)
 		return status;
 

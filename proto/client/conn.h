@@ -200,6 +200,9 @@ bool tqkv_buffer_take(struct tqkv_conn *conn, size_t n_bytes, struct tqkv_buffer
 void tqkv_buffer_give(struct tqkv_conn *conn, struct tqkv_buffer *buffer);
 
 /* ---- retry.c ---- */
+/* Whether waiting helps against a refusal. A quota is used up until somebody of the tenant gives something
+ * back, and that may be the caller. */
+bool tqkv_ends_by_itself(enum tqkv_status status);
 struct tqkv_backoff {
 	uint32_t n_attempts;
 };

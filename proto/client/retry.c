@@ -27,6 +27,11 @@ uint32_t tqkv_backoff_pause_ms(
 	return pause_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)pause_ms;
 }
 
+bool tqkv_ends_by_itself(enum tqkv_status status)
+{
+	return status != TQKV_QUOTA;
+}
+
 bool tqkv_backoff_pause(
 	struct tqkv_backoff *backoff, struct tqkv_conn *conn, uint32_t retry_after_ms, int64_t deadline_ns)
 {

@@ -98,7 +98,7 @@ static void take_open(struct tqkv_session *session, const struct kvp_open_reply 
 	session->lost = TQKV_OK;
 }
 
-/* OPEN is sent again after a retryable refusal (a reservation that does not fit now). */
+/* OPEN is sent again after a refusal that ends by itself (a reservation that does not fit now). */
 static enum tqkv_status call_open(struct tqkv_conn *conn, uint16_t opcode, const struct open_call *call,
 	int64_t deadline_ns, struct kvp_open_reply *open, struct tqkv_error *err)
 {
@@ -115,7 +115,7 @@ static enum tqkv_status call_open(struct tqkv_conn *conn, uint16_t opcode, const
 
 	do {
 		status = tqkv_call(conn, NULL, &shape, fill_open, call, deadline_ns, &reply, &op, &error);
-	} while (status != TQKV_OK && error.is_retryable && !error.is_local &&
+	} while (status != TQKV_OK && tqkv_ends_by_itself(status) && error.is_retryable && !error.is_local &&
 		tqkv_backoff_pause(&backoff, conn, error.retry_after_ms, deadline_ns));
 	if (status == TQKV_OK)
 		*open = op.open;

@@ -288,7 +288,8 @@ struct tqkv_session_info {
 	uint16_t q_heads, kv_heads, k_head_dim, v_head_dim;
 };
 
-/* FORMAT_MISMATCH: with pool_json given, the message names the member that differs. */
+/* FORMAT_MISMATCH: with pool_json given, the message names the member that differs. POOL_FULL and BUSY_RETRY
+ * are tried again until the deadline, QUOTA is not. */
 TQKV_API enum tqkv_status tqkv_open(struct tqkv_conn *conn, const struct tqkv_open_params *params,
 	uint32_t timeout_ms, struct tqkv_session **out, struct tqkv_error *err);
 /* Takes over a session by name; the connection that had it gets NOT_OWNER from then on. */
@@ -399,7 +400,8 @@ struct tqkv_rows_result {
  * Blocking row operations. Any number of items and tokens: what does not fit into a frame is split by
  * sequence and position (by layer only if one token of all layers does not fit) and sent pipelined. Items
  * that are refused with a retryable status are sent again, alone, with exponential back-off and full jitter,
- * not before the server's retry_after_ms, until the deadline would pass.
+ * not before the server's retry_after_ms, until the deadline would pass. QUOTA of an item is not: it is over
+ * when somebody gives something back, which may be the caller, who waits.
  *
  * OK means that all frames were answered; look at n_failed. `result` is filled as far as things went also
  * when a call fails: an item's n_tokens tells how many of its tokens are known to be committed (on all layers

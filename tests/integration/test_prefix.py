@@ -256,6 +256,23 @@ class Watermarks(unittest.TestCase):
             self.assertTrue(daemon.get("/v1/audit")["is_clean"])
             self.assertEqual(self.blocks(daemon)["free"], 19)
 
+    def test_python_appends_evictable_sequences(self):
+        """Each kind of append marks its sequence; when blocks are short those go, whatever is pinned or unmarked stays."""
+        k = np.ones((16, 1, 16), np.float32)
+        with Daemon("--pool", self.POOL) as daemon, tqkv.Client(daemon.addr, timeout=60) as client, \
+                client.open("p") as session:
+            session.append(1, 0, k, k, evictable=True)
+            session.append_layers(2, k[None], k[None], evictable=True)
+            session.append_batch({3: (k, k), 4: (k, k)}, 0, evictable=True)
+            session.append(5, 0, k, k)
+            session.pin(4)
+            self.assertEqual([told.is_evictable for told in session.tell()], [True] * 4 + [False])
+            session.append(6, 0, *(np.ones((37 * 16, 1, 16), np.float32),) * 2)  # 35 of 40 blocks are free
+            states = [told.state for told in session.tell()]
+            self.assertEqual((states.count("evicted"), states[3:]), (2, ["resident"] * 3))
+            with self.assertRaisesRegex(tqkv.TqkvError, "EVICTED: DECODE: sequence 1: the sequence was evicted"):
+                session.decode(1, 0, np.ones((1, 16), np.float32))
+
     def test_without_marks_nothing_goes_before_it_is_needed(self):
         with Daemon("--pool", self.POOL) as daemon, tqkv.Client(daemon.addr, timeout=60) as client, \
                 frames.Raw(daemon.addr) as raw:

@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 
 import frames
+import tqkv
 from daemon import BUILD, EXACT, PATIENCE_S, Daemon
 
 DATA, READ, ADMIN = "data-token-0123456789", "read-token-0123456789", "admin-token-0123456789"
@@ -237,6 +238,21 @@ class Roles(unittest.TestCase):
         self.assertEqual(run("info", token="two\nlines-0123456789").returncode, 2)
         self.assertEqual(run("--token-file", "/dev/null", "info").returncode, 2)
 
+    def test_python_shows_its_token(self):
+        """On both ports; whoever has none, or the wrong role, is told what to do."""
+        control = tqkv.http.Control(self.daemon.http, token=ADMIN)
+        control.create_pool(name="py", layers=1, q_heads=1, kv_heads=1, head_dim=16, k="f32", v="f32", block_size=16,
+                            blocks=4)
+        control.delete_pool("py")
+        with self.assertRaisesRegex(tqkv.TqkvError, "UNAUTHENTICATED: GET /v1/info: expected Authorization"):
+            tqkv.http.Control(self.daemon.http, token="").info()
+        with tqkv.Client(self.daemon.tcp, token=DATA) as client, client.open("exact") as session:
+            self.assertEqual(session.lengths(), {})
+        for token, words in (("", "UNAUTHENTICATED: HELLO was refused: .*token="),
+                             (READ, "FORBIDDEN: HELLO was refused: not allowed; .*role data or admin")):
+            with self.assertRaisesRegex(tqkv.TqkvError, words):
+                tqkv.Client(self.daemon.tcp, token=token)
+
     def test_failed_logins_are_limited(self):
         with Daemon("--backend", "cpu", "--pool", EXACT, "--tokens-file", f"{self.files}/tokens", token=ADMIN) as daemon:
             for _ in range(10):
@@ -406,6 +422,21 @@ class Tls(unittest.TestCase):
             for client in (None, "stranger", "expired"):
                 self.fails(daemon, self.context(client=client))
             self.assertEqual(daemon.request("GET", "/livez")[0], 200)
+
+    def test_python_over_https(self):
+        """With the authority's file, and with a client certificate where the daemon asks for one."""
+        ca_file = self.folder / "ca.pem"
+        with Daemon(*self.options("--http-client-ca-file", ca_file), tls=self.context(client="client")) as daemon:
+            shown = {"certificate_file": self.folder / "client.pem", "key_file": self.folder / "client.key"}
+            self.assertIn("version", tqkv.http.Control(f"https://{daemon.http}", ca_file=ca_file, **shown).info())
+            for address, more in ((f"https://{daemon.http}", {"ca_file": ca_file}),
+                                  (f"https://{daemon.http}", {"ca_file": self.folder / "other.pem", **shown}),
+                                  (daemon.http, {})):
+                with self.assertRaises(tqkv.TqkvError) as caught:
+                    tqkv.http.Control(address, timeout=PATIENCE_S, **more).info()
+                self.assertEqual(caught.exception.status_name, "IO_ERROR")
+            with self.assertRaisesRegex(tqkv.TqkvError, "is asked at https://host:port"):
+                tqkv.http.Control(daemon.http, timeout=PATIENCE_S).info()
 
     def rotated(self):
         """The files of a daemon, to be replaced, and a second authority's set beside them."""

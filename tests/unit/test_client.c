@@ -96,6 +96,15 @@ START_TEST(test_client_hello_refused)
 		(struct fake_fault){
 			.action = FAKE_REFUSE_FRAME, .opcode = KVP_OP_HELLO, .n_times = 1, .status = 200 });
 	ck_assert_int_eq(tqkv_connect(fake.address, NULL, &conn, &err), TQKV_UNAUTHENTICATED);
+	ck_assert_str_eq(err.message, "HELLO: not authenticated: the daemon wants a token");
+	const struct tqkv_options options = { .token = "of-a-reader" };
+
+	fake_fault(&fake,
+		(struct fake_fault){
+			.action = FAKE_REFUSE_FRAME, .opcode = KVP_OP_HELLO, .n_times = 1, .status = 201 });
+	ck_assert_int_eq(tqkv_connect(fake.address, &options, &conn, &err), TQKV_FORBIDDEN);
+	ck_assert_str_eq(err.message,
+		"HELLO: not allowed: the data port takes tokens of role data or admin, not of role read");
 	fake_stop(&fake);
 }
 END_TEST

@@ -180,6 +180,45 @@ START_TEST(test_client_frame_errors)
 }
 END_TEST
 
+/* QUOTA of an item or of OPEN is told at once; of a frame with rows it is one of requests in flight, and
+ * repeated. */
+START_TEST(test_client_quotas)
+{
+	const struct tqkv_open_params params = { .pool = "fake" };
+	struct tqkv_session *session = NULL;
+	struct tqkv_item_result got;
+	struct rig rig;
+
+	rig_start(&rig, NULL, NULL);
+	fake_fault(&rig.fake,
+		(struct fake_fault){ .action = FAKE_REFUSE_ITEM,
+			.opcode = KVP_OP_APPEND,
+			.n_times = 1,
+			.sequence = 1,
+			.status = KV_QUOTA });
+	RIG_OK(&rig, rig_append(&rig, 1, 0, 4, &got));
+	ck_assert_int_eq(got.status, TQKV_QUOTA);
+	ck_assert_uint_eq(fake_n_requests(&rig.fake, KVP_OP_APPEND), 1);
+	fake_fault(&rig.fake,
+		(struct fake_fault){ .action = FAKE_REFUSE_FRAME,
+			.opcode = KVP_OP_APPEND,
+			.n_times = 2,
+			.status = KV_QUOTA });
+	RIG_OK(&rig, rig_append(&rig, 1, 0, 4, &got));
+	ck_assert_int_eq(got.status, TQKV_OK);
+	const uint32_t n_opened = fake_n_requests(&rig.fake, KVP_OP_OPEN);
+
+	fake_fault(&rig.fake,
+		(struct fake_fault){ .action = FAKE_REFUSE_FRAME,
+			.opcode = KVP_OP_OPEN,
+			.n_times = 1,
+			.status = KV_QUOTA });
+	ck_assert_int_eq(tqkv_open(rig.conn, &params, 0, &session, &rig.err), TQKV_QUOTA);
+	ck_assert_uint_eq(fake_n_requests(&rig.fake, KVP_OP_OPEN), n_opened + 1);
+	rig_stop(&rig);
+}
+END_TEST
+
 /* The pause: never below retry_after_ms, spread over the whole range, doubling up to the bound. */
 START_TEST(test_client_backoff_range)
 {
@@ -359,6 +398,7 @@ static Suite *suite(void)
 
 	tcase_add_test(tcase, test_client_retries_only_refused_items);
 	tcase_add_test(tcase, test_client_does_not_retry_bad_values);
+	tcase_add_test(tcase, test_client_quotas);
 	tcase_add_test(tcase, test_client_resumes_a_split_item);
 	tcase_add_test(tcase, test_client_retries_end_at_the_deadline);
 	tcase_add_test(tcase, test_client_frame_errors);

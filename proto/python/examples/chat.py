@@ -232,7 +232,8 @@ def run(args, addr, http):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--addr", help="of a running daemon; with --http")
-    parser.add_argument("--http", default="127.0.0.1:7871", help="its control API (default 127.0.0.1:7871)")
+    parser.add_argument("--http", default=os.environ.get("TQKV_HTTP", "127.0.0.1:7871"),
+                        help="its control API (default 127.0.0.1:7871; environment: TQKV_HTTP)")
     parser.add_argument("--build", default=os.environ.get("TQKV_BUILD_DIR", str(ROOT / "build")),
                         help="folder of tqkvd")
     parser.add_argument("--preset", default="4bit", help="of the pool (default 4bit)")

@@ -1,8 +1,10 @@
 """The client against a server that drops, lies, stalls and refuses."""
 
+import os
 import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 import tqkv
@@ -35,6 +37,26 @@ class Connecting(Errors):
         self.assertEqual(seen[0].op, (1, 1, 6, 8, 4, 0))
         self.assertEqual(bytes(seen[0].payload), b"s3cr3tworker-1")
         self.assertEqual(client.server.frame_bytes_max, 1 << 20)
+
+    def test_what_is_not_given_comes_from_the_environment(self):
+        """Address and token; an empty token is none."""
+        seen = []
+        with FakeServer(lambda peer: seen.append(peer.hello()), lambda peer: seen.append(peer.hello())) as server, \
+                mock.patch.dict(os.environ, {"TQKV_ADDR": server.address, "TQKV_TOKEN": "s3cr3t"}):
+            tqkv.Client().close()
+            tqkv.Client(token="").close()
+        self.assertEqual([bytes(hello.payload) for hello in seen], [b"s3cr3t", b""])
+        with mock.patch.dict(os.environ, clear=True):
+            error = self.assert_raises(Status.IO_ERROR, tqkv.Client)
+            self.assertIn("unix:/run/tqkv/tqkvd.sock", str(error))
+
+    def test_a_refused_hello_says_what_to_do(self):
+        """Its reply has no text."""
+        for status, token, words in ((200, "", "token="), (200, "wrong", "none of the daemon's"),
+                                     (201, "read", "role data or admin"), (201, "", "unix_uids")):
+            with FakeServer(lambda peer, status=status: peer.hello(status=status)) as server:
+                error = self.assert_raises(Status(status), tqkv.Client, server.address, token=token)
+                self.assertIn(words, str(error))
 
     def test_another_version(self):
         """The server's range is told, whether its reply has our request id or none."""

@@ -77,6 +77,40 @@ class Retries(Errors):
             self.assertEqual(error.retry_after_ms, 9)
             client.close()
 
+    def test_a_quota_is_no_matter_of_time(self):
+        """QUOTA of OPEN and of an item raises at once; QUOTA of a frame with rows is one of requests in flight."""
+        def part(peer):
+            peer.hello()
+            peer.error(peer.request(), 401, retryable=1, detail=b"2, 4 are used")
+            peer.open()
+            peer.rows(peer.request(), [401], retry_after_ms=9)
+            peer.tell(peer.request(), {})
+            peer.error(peer.request(), 401, retryable=1)
+            peer.rows(peer.request())
+
+        with FakeServer(part) as server:
+            client = tqkv.Client(server.address)
+            begun = time.monotonic()
+            error = self.assert_raises(Status.QUOTA, client.open, "pool")
+            self.assertIn("2, 4 are used", str(error))
+            session = client.open("pool")
+            error = self.assert_raises(Status.QUOTA, session.append, 1, 0, ONE, ONE)
+            self.assertEqual(str(error), "QUOTA: APPEND: sequence 1: quota exceeded")
+            self.assertLess(time.monotonic() - begun, 10)
+            self.assertEqual(session.append(1, 0, ONE, ONE), 1)
+            client.close()
+
+    def test_pauses_can_be_set(self):
+        """No pause at all: three refusals take no time to speak of, although the third pause would be longer."""
+        with FakeServer(script(*[lambda peer, request: peer.rows(request, [400])] * 3,
+                               lambda peer, request: peer.rows(request))) as server:
+            client, session = opened(server, backoff_first=0, backoff_max=0)
+            self.assertEqual(session.append(1, 0, ONE, ONE), 1)
+            client.close()
+            for first, longest in ((-1, 1), (2, 1)):
+                with self.assertRaises(ValueError):
+                    tqkv.Client(server.address, backoff_first=first, backoff_max=longest)
+
     def test_open_and_read_are_tried_again_too(self):
         def part(peer):
             peer.hello()
@@ -92,6 +126,39 @@ class Retries(Errors):
             k, v = session.read(1, layers=0, n=1, v=False)
             self.assertEqual((k.shape, v), ((1, 2, 16), None))
             client.close()
+
+
+class Flags(Errors):
+    def test_flags_of_items_and_of_frames(self):
+        """evictable is a bit of every item of an append, the rotated spaces are bits of a frame with queries."""
+        seen = []
+
+        def step(peer, request):
+            seen.append((request.op.flags, [item.flags for item in request.items]))
+            n_q = request.op.n_q_total
+            peer.rows(request, out=np.zeros(64 * n_q, np.float32) if n_q else None)
+
+        k = np.ones((2, 1, 2, 16), np.float32)
+        rotated = {"q_rotated": True, "out_rotated": True}
+        with FakeServer(script(*[step] * 13)) as server:
+            client, session = opened(server)
+            session.append(1, 0, ONE, ONE, evictable=True)
+            session.append_layers(2, k, k, evictable=True)
+            session.append_batch({3: (ONE, ONE), 4: (ONE, ONE)}, 0, evictable=True)
+            session.append_decode(5, 0, ONE, ONE, QUERY, evictable=True, **rotated)
+            session.append_decode_batch({6: (ONE, ONE, QUERY)}, 0, evictable=True, q_rotated=True)
+            session.decode(5, 0, QUERY, out_rotated=True)
+            session.decode_batch({5: QUERY}, 0, **rotated)
+            session.append(1, 0, ONE, ONE)
+            with session.pipeline() as p:
+                p.append(7, 0, ONE, ONE, evictable=True)
+                p.append_layers(8, k, k, evictable=True)
+                p.append_batch({9: (ONE, ONE)}, 0, evictable=True)
+                p.append_decode(10, 0, ONE, ONE, QUERY, evictable=True, **rotated)
+                p.decode(10, 0, QUERY, **rotated)
+            client.close()
+        self.assertEqual(seen, [(0, [3]), (0, [3]), (0, [3, 3]), (6, [3]), (2, [3]), (4, [0]), (6, [0]), (0, [0]),
+                                (0, [3]), (0, [3]), (0, [3]), (6, [3]), (6, [0])])
 
 
 class Splitting(Errors):

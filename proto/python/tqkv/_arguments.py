@@ -17,6 +17,10 @@ def whole(what, value, low, high):
     return int(value)
 
 
+def rotated_flags(q_rotated, out_rotated):
+    return (wire.ROWS_Q_ROTATED if q_rotated else 0) | (wire.ROWS_OUT_ROTATED if out_rotated else 0)
+
+
 def sequence_ids(values):
     values = [values] if isinstance(values, (int, np.integer)) else values
     return [sequence_id(value) for value in values]

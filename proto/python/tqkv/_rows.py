@@ -13,22 +13,22 @@ import numpy as np
 from . import _wire as wire
 from . import dtypes
 from ._connection import now
-from .errors import NO_LAYER, NO_ROW, ArgumentError, ItemResult, Status, TqkvError, status_is_retryable
+from .errors import NO_LAYER, NO_ROW, ArgumentError, ItemResult, Status, TqkvError, ends_by_itself
 
 WINDOW_FRAMES = 8  # of one blocking call in flight: enough to keep both ends busy, and a bound on memory
-BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.005, 1.0
 TIMINGS = ("recv_us", "queue_us", "copy_in_us", "kernel_us", "copy_out_us", "total_us")
 
 
 class Backoff:
     """Exponential with full jitter, so that clients that were refused together do not come back together."""
 
-    def __init__(self):
+    def __init__(self, first_s, max_s):
+        self.first_s, self.max_s = first_s, max_s
         self.n_pauses = 0
 
     def pause(self, connection, retry_after_ms, deadline):
         """Waits. False: the deadline would pass, so it is over."""
-        bound = min(BACKOFF_FIRST_S * 2 ** min(self.n_pauses, 20), BACKOFF_MAX_S)
+        bound = min(self.first_s * 2 ** min(self.n_pauses, 20), self.max_s)
         until = now() + retry_after_ms / 1000 + random.uniform(0, bound)
         self.n_pauses += 1
         if until >= deadline:
@@ -68,12 +68,13 @@ class Call:
 
     def __init__(self, connection, geometry, session, op, items, *, layer_first=0, n_layers=1,
                  k_dtype=0, v_dtype=0, q_dtype=0, out_dtype=0, lse=False, scale=0.0, window=0,
-                 sinks=True, fingerprint=0):
+                 sinks=True, fingerprint=0, rotated=0):
         self.connection, self.geometry, self.session = connection, geometry, session
         self.op, self.items = op, items
         self.layer_first, self.n_layers = layer_first, n_layers
         self.k_dtype, self.v_dtype, self.q_dtype, self.out_dtype = k_dtype, v_dtype, q_dtype, out_dtype
         self.lse, self.scale, self.window, self.sinks, self.fingerprint = lse, scale, window, sinks, fingerprint
+        self.rotated = rotated  # ROWS_Q_ROTATED, ROWS_OUT_ROTATED
         self.has_rows = op in (wire.APPEND, wire.DECODE, wire.APPEND_DECODE)
         self.error = None  # of the call as a whole
         self.retry_after_ms = 0
@@ -121,7 +122,7 @@ class Call:
         return wire.LAYOUTS["rows_req"].size if self.has_rows else 0
 
     def _flags(self):
-        return (wire.ROWS_LSE if self.lse else 0) | (0 if self.sinks else wire.ROWS_NO_SINKS)
+        return (wire.ROWS_LSE if self.lse else 0) | (0 if self.sinks else wire.ROWS_NO_SINKS) | self.rotated
 
     def _segments(self, op, token_bytes, n_tokens, n_q):
         """Bytes of K, V and Q. token_bytes: of K and V of one token on the frame's layers."""
@@ -320,7 +321,7 @@ class Call:
         for piece, got in zip(flight.pieces, reply.items):
             if got.status:
                 self._refuse(piece, got.status, got.length, got.layer, got.row, got.retry_after_ms,
-                             status_is_retryable(got.status))
+                             ends_by_itself(got.status))
             else:
                 self._accept(piece, got)
                 if piece.q_len:
@@ -385,7 +386,8 @@ class Call:
             self.retry_after_ms = max(self.retry_after_ms, retry_after_ms)
 
     def _take_error(self, flight, error):
-        """The whole frame was refused, or nothing is known of it."""
+        """The whole frame was refused, or nothing is known of it. QUOTA of a frame is one of requests in flight, and
+        over when those are."""
         is_retryable = error.retryable and not error.is_local
         for piece in flight.pieces:
             self._refuse(piece, error.status, None, None, None, error.retry_after_ms, is_retryable or error.is_local,
@@ -395,8 +397,10 @@ class Call:
 
     # ---- running ----
 
-    def run(self, deadline, may_retry=True):
-        """Blocks until every item is over or the call failed. Raises nothing: look at error and the items."""
+    def run(self, deadline, backoff_s=None):
+        """Blocks until every item is over or the call failed. Raises nothing: look at error and the items.
+
+        backoff_s: (first, longest) pause before what is refused for now is sent again; None: it is not."""
         n_step = max(self.layers_fit(), 1) if self.has_rows else 1
         n_total = self.n_layers if self.has_rows else 1
         for first in range(0, n_total, n_step):
@@ -407,16 +411,16 @@ class Call:
                     item.is_over = item.is_last_sent = item.is_refused = False
                 else:
                     item.is_over = True  # it is not there on all layers
-            self._run_pass(deadline, may_retry)
+            self._run_pass(deadline, backoff_s)
             if self.error is not None:
                 return
 
-    def _run_pass(self, deadline, may_retry):
-        backoff = Backoff()
+    def _run_pass(self, deadline, backoff_s):
+        backoff = Backoff(*backoff_s) if backoff_s else None
         while True:
             self._run_round(deadline)
             again = [item for item in self.items if not item.is_over]
-            if self.error is not None or not again or not may_retry:
+            if self.error is not None or not again or not backoff:
                 break
             try:
                 if not backoff.pause(self.connection, self.retry_after_ms, deadline):
@@ -488,9 +492,9 @@ class Call:
         if self.error is not None:
             error = self.error.copy(results=results, detail=f"{name}: {self.error.detail}")
         else:
-            detail = f"{name}: {failed[0]}"
+            detail = f"{name}: {failed[0].describe()}"
             if len(results) > 1:
-                detail = f"{name}: {len(failed)} of {len(results)} items failed; {failed[0]}"
+                detail = f"{name}: {len(failed)} of {len(results)} items failed; {failed[0].describe()}"
             error = TqkvError(failed[0].status, detail, scope="item", is_local=False, results=results,
                               retry_after_ms=max(result.retry_after_ms for result in failed),
                               outcome_unknown=any(item.is_unknown for item in self.items))

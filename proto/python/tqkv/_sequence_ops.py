@@ -114,7 +114,7 @@ class SequenceOps:
         deadline = self._client._deadline(timeout)
         call = self._call(op, items)
         self._unsure.update(item.sequence for item in items)
-        call.run(deadline, self._client.retry)
+        call.run(deadline, self._client._pauses())
         for item in items:
             if item.status == Status.OK:
                 was_known = item.sequence in self._lengths

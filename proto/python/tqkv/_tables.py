@@ -4,6 +4,7 @@ import numpy as np
 
 from . import _wire as wire
 from . import dtypes
+from ._arguments import rotated_flags
 from .errors import ArgumentError, Status, TqkvError
 
 SLOTS_MAX = 65536  # tokens of one call; frame_bytes_max bounds it below
@@ -63,7 +64,7 @@ def update(session, slots, k, v, layer_first, layers_axis, deadline):
     _item(session, *_run(session, wire.UPDATE_SLOTS, op, payload, deadline))
 
 
-def decode(session, layer, q, table, seen, lse, dtype, scale, window, sinks, deadline):
+def decode(session, layer, q, table, seen, lse, dtype, scale, window, sinks, deadline, q_rotated=False, out_rotated=False):
     g = session.geometry
     q, q_dtype = dtypes.as_rows("q", q)
     table, seen = np.atleast_2d(np.asarray(table)), np.atleast_1d(np.asarray(seen))
@@ -78,7 +79,8 @@ def decode(session, layer, q, table, seen, lse, dtype, scale, window, sinks, dea
     n_q = n * (q.shape[1] if q.ndim == 4 else 1)
     op = wire.LAYOUTS["table_req"].pack(
         layer=session._layer(layer), n_sequences=n, table_stride=table.shape[1], n_q_total=n_q, q_dtype=q_dtype,
-        out_dtype=out_dtype, flags=(wire.ROWS_LSE if lse else 0) | (0 if sinks else wire.ROWS_NO_SINKS),
+        out_dtype=out_dtype, flags=(wire.ROWS_LSE if lse else 0) | (0 if sinks else wire.ROWS_NO_SINKS)
+        | rotated_flags(q_rotated, out_rotated),
         table_off=table_off, seen_off=seen_off, q_off=q_off, scale=scale, window=window, fingerprint=0)
     request, reply = _run(session, wire.DECODE_TABLE, op, payload, deadline)
     _item(session, request, reply)

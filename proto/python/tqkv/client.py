@@ -1,6 +1,7 @@
 """The connection to one daemon: HELLO, pools, sessions, reconnecting."""
 
 import json
+import os
 from collections import namedtuple
 
 import numpy as np
@@ -9,12 +10,13 @@ from . import _wire as wire
 from ._connection import Connection, now
 from ._rows import WINDOW_FRAMES, Backoff
 from .codec import PoolCodec
-from .errors import ArgumentError, Status, TqkvError
+from .errors import ArgumentError, Status, TqkvError, ends_by_itself
 from .session import Geometry, Session
 
 # What POOL_INFO is asked for.
 MATRIX_OF, K_CENTER, BASIS_OF = {"k": 1, "v": 3}, 2, {"k": 4, "v": 5}
 PACKED_INPUT = 1 << 2  # a bit of HELLO's features
+DEFAULT_ADDRESS = "unix:/run/tqkv/tqkvd.sock"
 
 ServerInfo = namedtuple("ServerInfo", wire.LAYOUTS["hello_reply"].tuple._fields)
 ReconnectReport = namedtuple("ReconnectReport", "boot_id_before boot_id n_sessions n_attached n_sequences n_truncated")
@@ -57,11 +59,14 @@ def _difference(path, expected, got):
 class Client:
     """A connection to tqkvd at "unix:/path", "tcp:host:port" or "tcp:[v6 address]:port".
 
-    timeout: seconds that every call has, with all its repetitions, unless it is given its own. When they pass, the
+    address: None is what TQKV_ADDR of the environment says, else the socket of the installed service. token: what the
+    daemon asks for over TCP where it has a file of tokens; None is what TQKV_TOKEN says. timeout: seconds that every call has, with all its repetitions, unless it is given its own. When they pass, the
     call raises TqkvError with status DEADLINE; the connection stays usable and the late reply is thrown away.
     connect_timeout: for connecting and HELLO. name: for the server's log. body_crc: checksums over bodies too
-    (those of headers are always there). timings: ask for the server's times (Session.timings). retry: False raises
-    retryable refusals at once instead of trying again until the deadline.
+    (those of headers are always there). timings: ask for the server's times (Session.timings). retry: calls that are
+    refused for now (POOL_FULL, BUSY_RETRY, too many requests in flight) are tried again until the deadline, first
+    after up to backoff_first seconds, then after pauses that grow up to backoff_max; False raises at once. QUOTA of
+    anything else is never tried again: it is over when somebody gives something back, which may be the caller.
 
     Threads: a client, its sessions and its pipelines belong to one thread at a time; nothing here takes a lock.
     Different clients are independent. After os.fork() the child must not use the parent's clients.
@@ -69,10 +74,17 @@ class Client:
     Sessions live in the daemon as long as their lease is renewed: by any call, or by ping().
     """
 
-    def __init__(self, address, timeout=30.0, *, connect_timeout=5.0, name="", token=b"", body_crc=False,
-                 timings=False, retry=True):
+    def __init__(self, address=None, timeout=30.0, *, connect_timeout=5.0, name="", token=None, body_crc=False,
+                 timings=False, retry=True, backoff_first=0.005, backoff_max=1.0):
+        if address is None:
+            address = os.environ.get("TQKV_ADDR") or DEFAULT_ADDRESS
+        token = os.environ.get("TQKV_TOKEN", "") if token is None else token
         self.timeout, self.connect_timeout = float(timeout), float(connect_timeout)
         self.retry = retry
+        self._backoff = float(backoff_first), float(backoff_max)
+        if not 0 <= self._backoff[0] <= self._backoff[1]:
+            raise ArgumentError(f"backoff_first {backoff_first} and backoff_max {backoff_max}: expected 0 or more, and "
+                                "no more than the second")
         self._name = name.encode() if isinstance(name, str) else bytes(name)
         self._token = token.encode() if isinstance(token, str) else bytes(token)
         if len(self._name) > 64 or len(self._token) > 512:
@@ -102,7 +114,7 @@ class Client:
                 raise TqkvError(status, f"this package speaks version {wire.VERSION} of the protocol, the server "
                                 f"{told.proto_min} to {told.proto_max}", is_local=False)
             if status not in (Status.OK, Status.STALE_EPOCH):
-                raise TqkvError(status, "HELLO was refused", is_local=False)
+                raise TqkvError(status, self._why_refused(status), is_local=False)
             if told.proto != wire.VERSION or told.frame_bytes_max < 4096 or told.items_max < 1:
                 raise TqkvError(Status.BAD_FRAME, f"HELLO's reply is out of range: {told}")
         except TqkvError as error:
@@ -114,6 +126,19 @@ class Client:
         connection.inflight_requests_max = max(told.inflight_requests_max, 1)
         connection.items_max = told.items_max
         return status == Status.OK
+
+    def _why_refused(self, status):
+        """HELLO's reply has no text."""
+        if status == Status.UNAUTHENTICATED and not self._token:
+            return "HELLO was refused: the daemon wants a token; give it as token=, or in TQKV_TOKEN"
+        if status == Status.UNAUTHENTICATED:
+            return ("HELLO was refused: the token of token= or TQKV_TOKEN is none of the daemon's, or there were too many "
+                    "failed logins within a minute")
+        if status == Status.FORBIDDEN and self._token:
+            return "HELLO was refused: not allowed; the data port takes tokens of role data or admin, not of role read"
+        if status == Status.FORBIDDEN:
+            return "HELLO was refused: not allowed; the daemon's unix_uids do not name this user"
+        return "HELLO was refused"
 
     @property
     def is_connected(self):
@@ -140,6 +165,9 @@ class Client:
         self.close()
 
     # ---- requests ----
+
+    def _pauses(self):
+        return self._backoff if self.retry else None
 
     def _deadline(self, timeout):
         return now() + (self.timeout if timeout is None else float(timeout))
@@ -168,7 +196,7 @@ class Client:
         submits: callables that send one request each and return it.
         """
         replies = [None] * len(submits)
-        todo, backoff = list(range(len(submits))), Backoff()
+        todo, backoff = list(range(len(submits))), Backoff(*self._backoff)
         while True:
             refused, retry_after_ms, failure = [], 0, None
             flights, sent = [], 0
@@ -185,7 +213,10 @@ class Client:
                 try:
                     replies[index] = self._connection.wait(request, deadline)
                 except TqkvError as error:
-                    if self.retry and error.retryable and not error.is_local:
+                    # QUOTA of a READ is one of requests in flight.
+                    may_repeat = error.retryable if request.opcode == wire.READ else ends_by_itself(
+                        error.status, error.retryable)
+                    if self.retry and may_repeat and not error.is_local:
                         refused.append(index)
                         retry_after_ms = max(retry_after_ms, error.retry_after_ms)
                         last = error

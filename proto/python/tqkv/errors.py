@@ -65,6 +65,12 @@ def status_text(number):
     return row.text if row else "unknown here: the server is newer"
 
 
+def ends_by_itself(number, retryable=None):
+    """Whether a refusal is likely to be over soon, so that a call is repeated until its deadline. A quota is there
+    until somebody of the tenant gives something back, and that may be the caller, who waits."""
+    return number != Status.QUOTA and (status_is_retryable(number) if retryable is None else retryable)
+
+
 def status_is_retryable(number):
     row = BY_NUMBER.get(number)
     return bool(row and row.retryable)
@@ -93,7 +99,11 @@ class ItemResult(namedtuple("ItemResult", "index sequence status length n_tokens
         return status_is_retryable(self.status)
 
     def __str__(self):
-        text = f"sequence {self.sequence}: {self.status_name} ({status_text(self.status)})"
+        return f"{self.status_name}: {self.describe()}"
+
+    def describe(self):
+        """As str(), without the status' name."""
+        text = f"sequence {self.sequence}: {status_text(self.status)}"
         if self.status == Status.POSITION:
             text += f", the sequence has {self.length} tokens"
         if self.layer is not None:

@@ -2,7 +2,7 @@
 
 from . import _read
 from . import _wire as wire
-from ._arguments import POSITION_MAX, entries_of, outputs_of, sequence_id, whole
+from ._arguments import POSITION_MAX, entries_of, outputs_of, rotated_flags, sequence_id, whole
 from ._connection import now
 from ._rows import Item
 from .errors import ArgumentError, Status, TqkvError
@@ -205,55 +205,62 @@ class Pipeline:
                 session._enter(item, layers, item.position + item.n_tokens)
         return future
 
-    def append(self, sequence, layer, k, v, position=None, create=None, session=None, packed=False):
+    def append(self, sequence, layer, k, v, position=None, create=None, session=None, packed=False, evictable=False):
         """As Session.append()."""
         session = self._of(session)
         return self._append(session, [(sequence, k, v)], session._layer(layer), 1, False, position, create, _one_length,
-                            packed=packed)
+                            packed=packed, evictable=evictable)
 
-    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, session=None, packed=False):
+    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, session=None, packed=False,
+                      evictable=False):
         """As Session.append_layers()."""
         session = self._of(session)
         first, n_layers = session._layers_of(k, layer_first, packed)
         return self._append(session, [(sequence, k, v)], first, n_layers, True, position, create, _one_length,
-                            packed=packed)
+                            packed=packed, evictable=evictable)
 
-    def append_batch(self, items, layer=None, create=None, session=None, packed=False):
+    def append_batch(self, items, layer=None, create=None, session=None, packed=False, evictable=False):
         """As Session.append_batch()."""
         session = self._of(session)
         first, n = (0, session.geometry.n_layers) if layer is None else (session._layer(layer), 1)
         return self._append(session, entries_of(items, 2), first, n, layer is None, None, create, _all_lengths,
-                            packed=packed)
+                            packed=packed, evictable=evictable)
 
     def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, session=None,
-               window=0, sinks=True):
+               window=0, sinks=True, q_rotated=False, out_rotated=False):
         """As Session.decode()."""
         session = self._of(session)
-        call, axes = session._decode_call([(sequence, q)], layer, seen, lse, dtype, scale, window, sinks)
+        call, axes = session._decode_call([(sequence, q)], layer, seen, lse, dtype, scale, window, sinks,
+                                          rotated_flags(q_rotated, out_rotated))
         return self._send(session, call, self._deadline(), lambda call: _one_output(call, axes))
 
     def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, session=None,
-                     window=0, sinks=True):
+                     window=0, sinks=True, q_rotated=False, out_rotated=False):
         """As Session.decode_batch()."""
         session = self._of(session)
-        call, _ = session._decode_call(items, layer, seen, lse, dtype, scale, window, sinks)
+        call, _ = session._decode_call(items, layer, seen, lse, dtype, scale, window, sinks,
+                                       rotated_flags(q_rotated, out_rotated))
         return self._send(session, call, self._deadline(), outputs_of)
 
     def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
-                      session=None, window=0, sinks=True, packed=False):
+                      session=None, window=0, sinks=True, packed=False, evictable=False, q_rotated=False,
+                      out_rotated=False):
         """As Session.append_decode()."""
         session = self._of(session)
         return self._append(session, [(sequence, k, v, q)], session._layer(layer), 1, False, position, create,
                             _one_output, wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale, window=window,
-                            sinks=sinks, packed=packed)
+                            sinks=sinks, packed=packed, evictable=evictable,
+                            rotated=rotated_flags(q_rotated, out_rotated))
 
     def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, session=None,
-                            window=0, sinks=True, packed=False):
+                            window=0, sinks=True, packed=False, evictable=False, q_rotated=False,
+                            out_rotated=False):
         """As Session.append_decode_batch()."""
         session = self._of(session)
         return self._append(session, entries_of(items, 3), session._layer(layer), 1, False, None, create,
                             lambda call, _: outputs_of(call), wire.APPEND_DECODE, out_dtype=dtype, lse=lse, scale=scale,
-                            window=window, sinks=sinks, packed=packed)
+                            window=window, sinks=sinks, packed=packed, evictable=evictable,
+                            rotated=rotated_flags(q_rotated, out_rotated))
 
     def read(self, sequence, layers=None, start=0, n=None, dtype="f32", k=True, v=True, exact=False, session=None):
         """As Session.read(). With n None, or the first "packed", it asks for sizes and waits for the answer."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from . import _read, _tables, dtypes
 from . import _wire as wire
-from ._arguments import POSITION_MAX, entries_of, is_packed, n_tokens_of, outputs_of, sequence_id, unify, whole
+from ._arguments import POSITION_MAX, entries_of, is_packed, n_tokens_of, outputs_of, rotated_flags, sequence_id, unify, whole
 from ._rows import Call, Item
 from ._sequence_ops import SequenceOps
 from .codec import BadRow
@@ -59,8 +59,8 @@ class Session(SequenceOps):
     rows for another pool are refused with FORMAT_MISMATCH. The encoder is session.codec, a tqkv.codec.PoolCodec: made
     at the first use from what the daemon tells (Client.pool_codec()), or set by the caller.
 
-    Items that are refused with a retryable status (POOL_FULL, BUSY_RETRY, ..) are sent again, alone, with growing
-    random pauses, until the call's deadline would pass.
+    Items that are refused for now (POOL_FULL, BUSY_RETRY) are sent again, alone, with growing random pauses, until the
+    call's deadline would pass; with Client(retry=False) they raise at once. QUOTA raises at once.
 
     The object belongs to one thread, as its client does. Leaving a `with` block ends the session and frees its rows.
     """
@@ -241,7 +241,8 @@ class Session(SequenceOps):
     # ---- calls ----
 
     def _append_call(self, entries, layer_first, n_layers, has_layer_axis, position, create, deadline, op=wire.APPEND,
-                     out_dtype="f32", lse=False, scale=0.0, packed=False, window=0, sinks=True):
+                     out_dtype="f32", lse=False, scale=0.0, packed=False, window=0, sinks=True, evictable=False,
+                     rotated=0):
         """entries: (sequence, k, v[, q])"""
         self._check()
         entries = [(sequence_id(entry[0]), *entry[1:]) for entry in entries]
@@ -254,6 +255,7 @@ class Session(SequenceOps):
             else:
                 k, v, n_tokens = self._kv(sequence, k, v, n_layers if has_layer_axis else None)
             at, flags = self._place(sequence, layers, position, create)
+            flags |= wire.ITEM_EVICTABLE if evictable else 0
             if at + n_tokens > POSITION_MAX:
                 raise ArgumentError(f"sequence {sequence}: position {at} + {n_tokens} tokens leaves 32 bits")
             item = Item(sequence, at, n_tokens, flags=flags, k=k, v=v)
@@ -262,9 +264,11 @@ class Session(SequenceOps):
                 item.q, item.q_len = (q, q_dtype), len(q)
                 has_axis.append(axis)
             items.append(item)
-        return self._call(op, items, layer_first, n_layers, out_dtype, lse, scale, window, sinks), has_axis
+        call = self._call(op, items, layer_first, n_layers, out_dtype, lse, scale, window, sinks, rotated)
+        return call, has_axis
 
-    def _call(self, op, items, layer_first=0, n_layers=1, out_dtype="f32", lse=False, scale=0.0, window=0, sinks=True):
+    def _call(self, op, items, layer_first=0, n_layers=1, out_dtype="f32", lse=False, scale=0.0, window=0, sinks=True,
+              rotated=0):
         used = {side: unify(items, side) for side in ("k", "v", "q")}
         has_q = op in (wire.DECODE, wire.APPEND_DECODE)
         for item in items:
@@ -278,13 +282,13 @@ class Session(SequenceOps):
                     n_layers=n_layers, k_dtype=used["k"], v_dtype=used["v"], q_dtype=used["q"],
                     out_dtype=dtypes.number_of(out_dtype) if has_q else dtypes.NONE, lse=lse, scale=scale,
                     window=whole("window", window, 0, POSITION_MAX), sinks=bool(sinks),
-                    fingerprint=self.fingerprint if used["k"] == dtypes.PACKED else 0)
+                    rotated=rotated, fingerprint=self.fingerprint if used["k"] == dtypes.PACKED else 0)
 
     def _run_append(self, call, deadline):
         layers = range(call.layer_first, call.layer_first + call.n_layers)
         sequences = {item.sequence for item in call.items}
         self._unsure |= sequences  # until it is known what became of them, whatever happens
-        call.run(deadline, self._client.retry)
+        call.run(deadline, self._client._pauses())
         for item in call.items:
             if item.status == Status.OK:
                 self._enter(item, layers, item.position + item.n_tokens)
@@ -299,28 +303,31 @@ class Session(SequenceOps):
 
     # ---- storing ----
 
-    def append(self, sequence, layer, k, v, position=None, create=None, timeout=None, packed=False):
+    def append(self, sequence, layer, k, v, position=None, create=None, timeout=None, packed=False, evictable=False):
         """Stores rows of one sequence on one layer; returns the sequence's length on that layer.
 
         create: None makes the sequence when it is new to this object; True insists (EXISTS if it is not new).
-        packed: the rows are packed here, or are already (uint8): see Session.
+        packed: the rows are packed here, or are already (uint8): see Session. evictable: from now on the server may
+        give the sequence's memory to others while it is idle and blocks are short; using it then raises EVICTED, and
+        its rows must be appended again. pin() keeps it.
         """
         deadline = self._client._deadline(timeout)
         call, _ = self._append_call([(sequence, k, v)], self._layer(layer), 1, False, position, create, deadline,
-                                    packed=packed)
+                                    packed=packed, evictable=evictable)
         self._run_append(call, deadline)
         return call.items[0].position + call.items[0].n_tokens
 
-    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, timeout=None, packed=False):
+    def append_layers(self, sequence, k, v, layer_first=0, position=None, create=None, timeout=None, packed=False,
+                      evictable=False):
         """Stores rows of one sequence on several layers at once: k is [layers, tokens, kv_heads, k_head_dim]."""
         deadline = self._client._deadline(timeout)
         layer_first, n_layers = self._layers_of(k, layer_first, packed)
         call, _ = self._append_call([(sequence, k, v)], layer_first, n_layers, True, position, create, deadline,
-                                    packed=packed)
+                                    packed=packed, evictable=evictable)
         self._run_append(call, deadline)
         return call.items[0].position + call.items[0].n_tokens
 
-    def append_batch(self, items, layer=None, create=None, timeout=None, packed=False):
+    def append_batch(self, items, layer=None, create=None, timeout=None, packed=False, evictable=False):
         """Stores rows of many sequences: {sequence: (k, v)} or a list of (sequence, k, v).
 
         layer None: on all layers, and every k and v has a first axis for them. Returns the new lengths in the order
@@ -330,7 +337,8 @@ class Session(SequenceOps):
         deadline = self._client._deadline(timeout)
         entries = entries_of(items, 2)
         first, n = (0, self.geometry.n_layers) if layer is None else (self._layer(layer), 1)
-        call, _ = self._append_call(entries, first, n, layer is None, None, create, deadline, packed=packed)
+        call, _ = self._append_call(entries, first, n, layer is None, None, create, deadline, packed=packed,
+                                    evictable=evictable)
         if not call.items:
             return []
         self._run_append(call, deadline)
@@ -339,7 +347,7 @@ class Session(SequenceOps):
     # ---- attention ----
 
     def decode(self, sequence, layer, q, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None, window=0,
-               sinks=True):
+               sinks=True, q_rotated=False, out_rotated=False):
         """Attention of q over the stored rows of one layer: out [q_heads, v_head_dim].
 
         seen: how many tokens it sees; None is all. lse: also the log-sum-exp of the scores, [q_heads] (natural
@@ -347,14 +355,17 @@ class Session(SequenceOps):
         pool's. window: sees so many tokens only, its own included; 0 is the pool's, which it may not exceed. sinks
         False: the pool's sinks take no part. q of shape [q_len, q_heads, k_head_dim]: the last row sees all, each one
         before it a token less.
+        q_rotated: q is multiplied with Client.rotation_matrix(pool, layer, "k") already; out_rotated: outputs are left
+        in the rotated space of "v". UNSUPPORTED where a layer's rows have no single rotation.
         """
-        out = self.decode_batch([(sequence, q)], layer, seen, lse, dtype, scale, timeout, window, sinks)
+        out = self.decode_batch([(sequence, q)], layer, seen, lse, dtype, scale, timeout, window, sinks, q_rotated,
+                                out_rotated)
         has_axis = np.ndim(q) == 3
         if lse:
             return out if has_axis else (out[0][0], out[1][0])
         return out if has_axis else out[0]
 
-    def _decode_call(self, items, layer, seen, lse, dtype, scale, window, sinks):
+    def _decode_call(self, items, layer, seen, lse, dtype, scale, window, sinks, rotated=0):
         self._check()
         if seen is not None:
             seen = whole("seen", seen, 0, POSITION_MAX)
@@ -363,27 +374,31 @@ class Session(SequenceOps):
             q, number, axis = self._q(q)
             has_axis.append(axis)
             rows.append(Item(sequence_id(sequence), wire.PLANNED if seen is None else seen, q_len=len(q), q=(q, number)))
-        return self._call(wire.DECODE, rows, self._layer(layer), 1, dtype, lse, scale, window, sinks), has_axis
+        call = self._call(wire.DECODE, rows, self._layer(layer), 1, dtype, lse, scale, window, sinks, rotated)
+        return call, has_axis
 
     def decode_batch(self, items, layer, seen=None, lse=False, dtype="f32", scale=0.0, timeout=None, window=0,
-                     sinks=True):
+                     sinks=True, q_rotated=False, out_rotated=False):
         """Attention for many sequences: {sequence: q} or a list of (sequence, q).
 
         Returns out [queries, q_heads, v_head_dim], in the order of the items; with lse (out, lse [queries, q_heads]).
         """
         deadline = self._client._deadline(timeout)
-        call, _ = self._decode_call(items, layer, seen, lse, dtype, scale, window, sinks)
+        call, _ = self._decode_call(items, layer, seen, lse, dtype, scale, window, sinks,
+                                    rotated_flags(q_rotated, out_rotated))
         if call.items:
-            call.run(deadline, self._client.retry)
+            call.run(deadline, self._client._pauses())
             self._finish(call)
         return outputs_of(call)
 
     def append_decode(self, sequence, layer, k, v, q, position=None, create=None, lse=False, dtype="f32", scale=0.0,
-                      timeout=None, window=0, sinks=True, packed=False):
+                      timeout=None, window=0, sinks=True, packed=False, evictable=False, q_rotated=False,
+                      out_rotated=False):
         """append(), then decode() over all rows with these: one round trip, the step of token generation."""
         deadline = self._client._deadline(timeout)
         call, has_axis = self._append_call([(sequence, k, v, q)], self._layer(layer), 1, False, position, create,
-                                           deadline, wire.APPEND_DECODE, dtype, lse, scale, packed, window, sinks)
+                                           deadline, wire.APPEND_DECODE, dtype, lse, scale, packed, window, sinks,
+                                           evictable, rotated_flags(q_rotated, out_rotated))
         self._run_append(call, deadline)
         out = outputs_of(call)
         if has_axis[0]:
@@ -391,14 +406,16 @@ class Session(SequenceOps):
         return (out[0][0], out[1][0]) if lse else out[0]
 
     def append_decode_batch(self, items, layer, create=None, lse=False, dtype="f32", scale=0.0, timeout=None,
-                            window=0, sinks=True, packed=False):
+                            window=0, sinks=True, packed=False, evictable=False, q_rotated=False,
+                            out_rotated=False):
         """append_decode() for many sequences: {sequence: (k, v, q)} or a list of (sequence, k, v, q).
 
         Returns as decode_batch() does.
         """
         deadline = self._client._deadline(timeout)
         call, _ = self._append_call(entries_of(items, 3), self._layer(layer), 1, False, None, create, deadline,
-                                    wire.APPEND_DECODE, dtype, lse, scale, packed, window, sinks)
+                                    wire.APPEND_DECODE, dtype, lse, scale, packed, window, sinks, evictable,
+                                    rotated_flags(q_rotated, out_rotated))
         if call.items:
             self._run_append(call, deadline)
         return outputs_of(call)
@@ -430,14 +447,14 @@ class Session(SequenceOps):
         _tables.update(self, slots, k, v, layer_first if layer is None else layer, layer is None, deadline)
 
     def decode_table(self, layer, q, table, seen, lse=False, dtype="f32", scale=0.0, window=0, sinks=True,
-                     timeout=None):
+                     timeout=None, q_rotated=False, out_rotated=False):
         """Attention of n sequences: q [n, q_heads, k_head_dim] or [n, q_len, ..], table [n, blocks], seen [n].
 
         Token t of row i lies in block table[i][t // block_size]. Entries behind seen[i] may be anything; one before it
         that is not the session's refuses everything (SLOT_OUT_OF_RANGE, TqkvError.got is its place in the table).
         """
         return _tables.decode(self, layer, q, table, seen, lse, dtype, scale, window, sinks,
-                              self._client._deadline(timeout))
+                              self._client._deadline(timeout), q_rotated, out_rotated)
 
     def tell(self, timeout=None):
         """Every sequence of the session as the server knows it: a list of Sequence, in the order of their numbers.
