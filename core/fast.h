@@ -168,9 +168,10 @@ struct kv_fast_kernels {
 	 */
 	void (*accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 		const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros);
-	/* max of n values (a multiple of 16), -infinity among them. */
+	/* max of n values (a multiple of KV_FAST_BLOCK_TOKENS), -infinity among them. */
 	float (*max)(const float *values, uint32_t n);
-	/* values[i] = exp(values[i] - max), 0 for -infinity; returns the sum. n a multiple of 16. */
+	/* values[i] = exp(values[i] - max), 0 for -infinity; returns the sum. n a multiple of
+	 * KV_FAST_BLOCK_TOKENS. */
 	float (*exp_sum)(float *values, uint32_t n, float max);
 	/* values[i] += offset, then capped (cap > 0), then sloped: + slope * (first + i). */
 	void (*bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);

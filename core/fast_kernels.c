@@ -212,7 +212,7 @@ INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
 	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
 {
-/* Bits that no set takes in shifted order. */
+/* Bits that no set takes in shifted order, and those that AVX-512 does. */
 #if LANES == 16
 #define DOT(bits) dot_lanes(part, rows, block_first, queries, n_queries, bits, false, dots)
 #define DOT_EITHER(bits, is_value)                                                                         \
@@ -220,10 +220,8 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 			  : dot_codes(part, rows, block_first, queries, n_queries, bits, is_value, dots))
 #else
 #define DOT(bits) dot_pairs(part, rows, block_first, queries, n_queries, bits, false, dots)
-#define DOT_EITHER(bits, is_value)                                                                       \
-	(bits == 4 && part->is_shifted                                                                   \
-			? dot_shifted(part, rows, block_first, queries, n_queries, bits, is_value, dots) \
-			: dot_pairs(part, rows, block_first, queries, n_queries, bits, is_value, dots))
+#define DOT_EITHER(bits, is_value) \
+	dot_pairs(part, rows, block_first, queries, n_queries, bits, is_value, dots)
 #endif
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
@@ -286,6 +284,44 @@ static void dot_part_4(const struct kv_fast_part *part, const struct kv_fast_row
 	dot_part(part, rows, block_first, queries, 4, dots);
 }
 
+#if LANES == 8
+/* 4-bit codes in shifted order are scored for a whole step. */
+static bool has_nibbles(const struct kv_fast_part *part)
+{
+	return part->kind == KV_FAST_CODES && part->bits == 4 && part->is_shifted;
+}
+
+/* One part of them, whose scale is a float32, and nothing else. */
+static bool is_nibbles(const struct kv_fast_side *side)
+{
+	const struct kv_fast_part *part = &side->parts[0];
+
+	return side->n_parts == 1 && has_nibbles(part) && part->scale.kind == KV_FAST_FIELD_F32 &&
+		part->zero.kind == KV_FAST_FIELD_NONE && part->outer.kind == KV_FAST_FIELD_NONE;
+}
+
+static void score_nibbles(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
+	const struct kv_fast_query *queries, uint32_t n_queries, bool is_scaled, float *products)
+{
+	float units[KV_FAST_QUERIES_MAX];
+
+	for (uint32_t q = 0; q < n_queries; q++)
+		units[q] = queries[q].units[0];
+#define DOT(n, n_blocks) dot_nibbles(part, rows, queries, n, n_blocks, is_scaled ? units : NULL, products)
+	const uint32_t n_blocks = part->n_slots / (4 * KV_FAST_ROW_WORDS);
+
+	if (n_queries == 1)
+		DOT(1, n_blocks);
+	else if (n_queries == 2)
+		DOT(2, n_blocks);
+	else if (n_blocks == 4) /* of head_dim 128, without a loop */
+		DOT(4, 4);
+	else
+		DOT(4, n_blocks);
+#undef DOT
+}
+#endif
+
 static void score(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, uint32_t n_queries, float *products)
 {
@@ -293,10 +329,25 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *ro
 	const uint32_t n = n_places(rows);
 	struct fields fields;
 
+#if LANES == 8
+	if (is_nibbles(side)) {
+		const struct kv_fast_part moved = part_of_rows(&side->parts[0], rows);
+
+		score_nibbles(&moved, rows, queries, n_queries, true, products);
+		return;
+	}
+#endif
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part moved = part_of_rows(&side->parts[p], rows), *part = &moved;
+		uint32_t first = 0;
 
-		for (uint32_t first = 0; first < n; first += TOKENS) {
+#if LANES == 8
+		if (has_nibbles(part)) {
+			score_nibbles(part, rows, queries, n_queries, false, dots);
+			first = n;
+		}
+#endif
+		for (; first < n; first += TOKENS) {
 			if (part->kind == KV_FAST_BITS)
 				OF_SET(kv_fast_dot_bits)(part, rows, first, queries, n_queries, dots);
 			else

@@ -28,10 +28,10 @@ void OF_SET(kv_fast_bend)(float *values, uint32_t n, float offset, float cap, fl
 void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor);
 void OF_SET(kv_fast_add)(double *sums, const float *values, uint32_t n, double factor);
 
-/* core/fast_short_sums.c: weighted sums of a part that has short ones and the block of rows at `first`,
- * as kv_fast_accumulate() adds them. */
+/* core/fast_short_sums.c: weighted sums of a part that has short ones, as kv_fast_accumulate() adds them,
+ * with weights times the rows' scales; NULL: these are 1. */
 void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	uint32_t first, const float *scaled, uint32_t n_queries, float *const *sums);
+	const float *weights, const float *scales, uint32_t n_queries, float *const *sums);
 
 /*
  * core/fast_bits.c, of the block of rows at `first`: scores as dots[query * STEP + token], weighted sums as
@@ -176,22 +176,27 @@ INLINE float f32_at(const uint8_t *from)
 	return value;
 }
 
+/* Numbers of LANES rows from `first` on. Put together in registers: what is stored in small pieces can be
+ * loaded as a whole only later. */
+INLINE f32_lanes singles_of_rows(const struct kv_fast_rows *rows, uint32_t first, uint32_t offset)
+{
+	__m128 quads[LANES / 4];
+
+	UNROLL
+	for (uint32_t i = 0; i < LANES / 4; i++) {
+		const uint8_t *const *four = rows->rows + first + (size_t)i * 4;
+
+		quads[i] = _mm_setr_ps(f32_at(four[0] + offset), f32_at(four[1] + offset),
+			f32_at(four[2] + offset), f32_at(four[3] + offset));
+	}
+	return (f32_lanes)join_quads(quads);
+}
+
 /* Of all places that hold rows. */
 INLINE void load_singles(const struct kv_fast_rows *rows, uint32_t offset, float out[STEP])
 {
-	/* Put together in registers: what is stored in small pieces can be loaded as a whole only later. */
-	for (uint32_t t = 0; t < n_places(rows); t += LANES) {
-		__m128 quads[LANES / 4];
-
-		UNROLL
-		for (uint32_t i = 0; i < LANES / 4; i++) {
-			const uint8_t *const *four = rows->rows + t + (size_t)i * 4;
-
-			quads[i] = _mm_setr_ps(f32_at(four[0] + offset), f32_at(four[1] + offset),
-				f32_at(four[2] + offset), f32_at(four[3] + offset));
-		}
-		store_f32((f32_lanes)join_quads(quads), out + t);
-	}
+	for (uint32_t t = 0; t < n_places(rows); t += LANES)
+		store_f32(singles_of_rows(rows, t, offset), out + t);
 }
 
 INLINE void store_halves(__m128i eight, float *to)

@@ -13,33 +13,102 @@
 #define CODES_AT_ONCE 64u
 #define NIBBLES_MASK  _mm256_set1_epi8(15)
 
-/* Weights of all queries, each twice side by side: weight = integer * unit. */
+#define BLOCKS (STEP / TOKENS)
+/* Multipliers of the sums of four blocks: 2^15 times as much, four times, stays below 2^31. */
+#define MULTIPLIER_MAX 16383
+
+/* Weights of a step, each twice side by side: weight = integer * unit of its block and query. */
 struct weights {
-	_Alignas(32) int32_t pairs[KV_FAST_QUERIES_MAX][TOKENS];
-	float units[KV_FAST_QUERIES_MAX];
+	_Alignas(32) int32_t pairs[BLOCKS][KV_FAST_QUERIES_MAX][TOKENS];
+	_Alignas(16) float units[BLOCKS][KV_FAST_QUERIES_MAX];
+	/* Units of the blocks as multiples of `unit`, those of two blocks side by side. */
+	_Alignas(16) int32_t multipliers[BLOCKS / 2][KV_FAST_QUERIES_MAX];
+	_Alignas(16) float unit[KV_FAST_QUERIES_MAX];
 };
 
-INLINE void round_weights(const float *values, int32_t *pairs, float *unit)
+/* The sum of the lanes of each. */
+INLINE __m128 sums_of_four(const f32_lanes *all, const uint32_t n_queries)
 {
-	f32_lanes all = load_f32(values);
-
-	for (uint32_t t = LANES; t < TOKENS; t += LANES)
-		all += load_f32(values + t);
-
-	/* Rounding adds at most a half for each weight, and once more for each product. */
-	const float most = (float)(KV_FAST_WEIGHT_MAX - TOKENS);
-	/* Weights that are all smaller than that, or nothing, become nothing. */
-	const float sum = sum_of_lanes(all) > 0x1p-100f ? sum_of_lanes(all) : 0x1p-100f;
-	const f32_lanes factor = repeat_f32(most / sum);
+	f32_lanes four[KV_FAST_QUERIES_MAX];
 
 	UNROLL
-	for (uint32_t t = 0; t < TOKENS; t += LANES) {
-		const i32_lanes codes = rounded(load_f32(values + t) * factor);
-		const i32_lanes two = codes | codes << 16;
+	for (uint32_t q = 0; q < KV_FAST_QUERIES_MAX; q++)
+		four[q] = all[q < n_queries ? q : 0];
 
-		memcpy(pairs + t, &two, sizeof(two));
+	const __m256 a = _mm256_add_ps(_mm256_unpacklo_ps((__m256)four[0], (__m256)four[1]),
+		_mm256_unpackhi_ps((__m256)four[0], (__m256)four[1]));
+	const __m256 b = _mm256_add_ps(_mm256_unpacklo_ps((__m256)four[2], (__m256)four[3]),
+		_mm256_unpackhi_ps((__m256)four[2], (__m256)four[3]));
+	const __m256 sum = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+
+	return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+}
+
+/* Of the block at `first`; values are the weights times scales, which are NULL for 1. */
+INLINE void round_weights(const float *values, const float *scales, uint32_t first, const uint32_t n_queries,
+	struct weights *weights)
+{
+	/* Words 0, 0, 2, 2 and so on. */
+	const __m256i twice = _mm256_set1_epi64x(0x0504050401000100);
+	const __m256i places =
+		_mm256_add_epi8(twice, _mm256_set_epi64x(0x0808080808080808, 0, 0x0808080808080808, 0));
+	/* Rounding adds at most a half for each weight, and once more for each product. */
+	const float most = (float)(KV_FAST_WEIGHT_MAX - TOKENS);
+	f32_lanes scaled[KV_FAST_QUERIES_MAX][TOKENS / LANES], all[KV_FAST_QUERIES_MAX];
+	_Alignas(16) float factors[KV_FAST_QUERIES_MAX];
+
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		UNROLL
+		for (uint32_t i = 0; i < TOKENS / LANES; i++) {
+			const uint32_t t = first + i * LANES;
+
+			scaled[q][i] = load_f32(values + (size_t)q * STEP + t);
+			if (scales)
+				scaled[q][i] *= load_f32(scales + t);
+		}
+		all[q] = (scaled[q][0] + scaled[q][1]) + (scaled[q][2] + scaled[q][3]);
 	}
-	*unit = sum / most;
+
+	/* Weights that are all smaller than that, or nothing, become nothing. */
+	const __m128 sum = _mm_max_ps(_mm_set1_ps(0x1p-100f), sums_of_four(all, n_queries));
+
+	_mm_store_ps(factors, _mm_div_ps(_mm_set1_ps(most), sum));
+	_mm_store_ps(weights->units[first / TOKENS], _mm_mul_ps(sum, _mm_set1_ps(1 / most)));
+	UNROLL
+	for (uint32_t q = 0; q < n_queries; q++) {
+		const f32_lanes factor = repeat_f32(factors[q]);
+
+		UNROLL
+		for (uint32_t i = 0; i < TOKENS / LANES; i++) {
+			const __m256i two =
+				_mm256_shuffle_epi8((__m256i)rounded(scaled[q][i] * factor), places);
+
+			memcpy(&weights->pairs[first / TOKENS][q][i * LANES], &two, sizeof(two));
+		}
+	}
+}
+
+/* Finds the multipliers of n blocks; those of others are 0. */
+INLINE void find_multipliers(uint32_t n, struct weights *weights)
+{
+	__m128i two[BLOCKS];
+	__m128 max = _mm_load_ps(weights->units[0]);
+
+	for (uint32_t b = 1; b < n; b++)
+		max = _mm_max_ps(max, _mm_load_ps(weights->units[b]));
+
+	const __m128 factor = _mm_div_ps(_mm_set1_ps(MULTIPLIER_MAX), max);
+
+	UNROLL
+	for (uint32_t b = 0; b < BLOCKS; b++)
+		two[b] = b < n ? _mm_cvtps_epi32(_mm_mul_ps(_mm_load_ps(weights->units[b]), factor))
+			       : _mm_setzero_si128();
+	UNROLL
+	for (uint32_t i = 0; i < BLOCKS / 2; i++)
+		_mm_store_si128((__m128i *)(void *)weights->multipliers[i],
+			_mm_or_si128(two[2 * i], _mm_slli_epi32(two[2 * i + 1], 16)));
+	_mm_store_ps(weights->unit, _mm_mul_ps(max, _mm_set1_ps(1.0f / MULTIPLIER_MAX)));
 }
 
 INLINE __m256i codes_at(__m256i bytes, const uint32_t half)
@@ -103,46 +172,74 @@ INLINE void add_to(float *to, __m256i wide, float unit)
 		to);
 }
 
-/* Adds sums of 16 bits to four registers of slots. */
-INLINE void end_block(const struct weights *weights, const uint32_t n_queries,
-	__m256i totals[KV_FAST_QUERIES_MAX][2], float *const *sums, uint32_t slot)
+/* Sums of blocks, of 32 channels. */
+struct short_sums {
+	__m256i totals[BLOCKS][KV_FAST_QUERIES_MAX][2];
+};
+
+/* Adds two registers of 16 sums of each block, times its unit, to four of slots. */
+INLINE void add_blocks(struct short_sums *blocks, uint32_t n_blocks, const struct weights *weights,
+	const uint32_t n_queries, float *const *sums, uint32_t slot)
 {
+	for (uint32_t b = n_blocks; b < BLOCKS; b++)
+		memset(blocks->totals[b], 0, sizeof(blocks->totals[b]));
 	UNROLL
 	for (uint32_t q = 0; q < n_queries; q++) {
+		const __m256i two[2] = { repeat_pair(weights->multipliers[0][q]),
+			repeat_pair(weights->multipliers[1][q]) };
+
 		UNROLL
 		for (uint32_t i = 0; i < 2; i++) {
+			const __m256i a = blocks->totals[0][q][i], b = blocks->totals[1][q][i],
+				      c = blocks->totals[2][q][i], d = blocks->totals[3][q][i];
 			float *to = sums[q] + slot + (size_t)i * 2 * LANES;
 
-			/* Those at even places, then those at odd ones. */
-			add_to(to, _mm256_srai_epi32(_mm256_slli_epi32(totals[q][i], 16), 16),
-				weights->units[q]);
-			add_to(to + LANES, _mm256_srai_epi32(totals[q][i], 16), weights->units[q]);
+			add_to(to,
+				_mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), two[0]),
+					_mm256_madd_epi16(_mm256_unpacklo_epi16(c, d), two[1])),
+				weights->unit[q]);
+			add_to(to + LANES,
+				_mm256_add_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), two[0]),
+					_mm256_madd_epi16(_mm256_unpackhi_epi16(c, d), two[1])),
+				weights->unit[q]);
 		}
 	}
 }
 
 /* Half `half` of the codes of 64 channels: four registers of slots. */
-INLINE void sum_rows(const struct lookup *lookup, const uint8_t *const rows[], uint32_t n_rows,
-	uint32_t offset, const struct weights *weights, const uint32_t n_queries, const uint32_t half,
-	struct asking *asking, float *const *sums, uint32_t slot)
+INLINE void sum_rows(const struct kv_fast_part *part, const struct lookup *lookup,
+	const struct kv_fast_rows *rows, uint32_t offset, const struct weights *weights,
+	const uint32_t n_queries, const uint32_t half, float *const *sums, uint32_t slot)
 {
-	__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 }, values[2];
+	const uint32_t n = n_places(rows);
+	struct short_sums blocks;
+	__m256i values[2];
 
-	expand_codes(lookup, codes_at(load_words((const int16_t *)(const void *)(rows[0] + offset)), half),
-		values);
-	/* Tokens beyond the last have rows, and no weight. */
-	for (uint32_t t = 0; t < n_rows; t += 4) {
-		ask(asking);
-		UNROLL
-		for (uint32_t i = 1; i <= 4; i++) {
-			const uint8_t *next = rows[(t + i) % TOKENS] + offset;
+	expand_codes(lookup,
+		codes_at(load_words((const int16_t *)(const void *)(rows->rows[0] + offset)), half), values);
+	for (uint32_t first = 0; first < n; first += TOKENS) {
+		struct asking asking = begin_asking(part, rows, first, slot, CODES_AT_ONCE / 2, TOKENS / 4);
+		__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 };
 
-			weigh_and_expand(lookup,
-				codes_at(load_words((const int16_t *)(const void *)next), half),
-				weights->pairs[0] + t + i - 1, n_queries, values, totals);
+		/* Tokens beyond the last have rows, and no weight. */
+		for (uint32_t t = 0; t < TOKENS; t += 4) {
+			const uint8_t *const *from = rows->rows + first + t;
+			const uint8_t *const *after = first + t + 4 < n ? from + 4 : rows->rows;
+
+			ask(&asking);
+			UNROLL
+			for (uint32_t i = 1; i <= 4; i++) {
+				const uint8_t *next = (i < 4 ? from[i] : *after) + offset;
+
+				weigh_and_expand(lookup,
+					codes_at(load_words((const int16_t *)(const void *)next), half),
+					weights->pairs[first / TOKENS][0] + t + i - 1, n_queries, values,
+					totals);
+			}
 		}
+		memcpy(blocks.totals[first / TOKENS], totals, sizeof(totals));
 	}
-	end_block(weights, n_queries, totals, sums, slot);
+	add_blocks(&blocks, n / TOKENS, weights, n_queries, sums, part->slot + slot);
 }
 
 /* Of 32 codes from `at` on. */
@@ -182,7 +279,7 @@ INLINE void add_weighted(const struct weights *weights, uint32_t t, const uint32
 {
 	UNROLL
 	for (uint32_t q = 0; q < n_queries; q++) {
-		const __m256i weight = repeat_pair(weights->pairs[q][t]);
+		const __m256i weight = repeat_pair(weights->pairs[t / TOKENS][q][t % TOKENS]);
 
 		UNROLL
 		for (uint32_t i = 0; i < 2; i++) {
@@ -195,70 +292,74 @@ INLINE void add_weighted(const struct weights *weights, uint32_t t, const uint32
 }
 
 /* 32 codes from `offset` on. */
-INLINE void sum_block(const struct lookup *lookup, const uint8_t *const rows[], uint32_t n_rows,
-	uint32_t offset, const struct weights *weights, const uint32_t n_queries, const uint32_t bits,
-	const bool is_shifted, const bool is_value, struct asking *asking, float *const *sums, uint32_t slot)
+INLINE void sum_codes(const struct kv_fast_part *part, const struct lookup *lookup,
+	const struct kv_fast_rows *rows, uint32_t offset, const struct weights *weights,
+	const uint32_t n_queries, const uint32_t bits, const bool is_shifted, const bool is_value,
+	float *const *sums, uint32_t slot)
 {
-	__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 }, values[TOKENS][2];
+	struct short_sums blocks;
 
-	for (uint32_t t = 0; t < n_rows; t++) {
-		if (t % 4 == 0)
-			ask(asking);
-		values_of_row(lookup, rows[t] + offset, bits, is_shifted, is_value, values[t]);
-		if (!IS_APART(bits))
-			add_weighted(weights, t, n_queries, values[t], totals);
+	for (uint32_t first = 0; first < n_places(rows); first += TOKENS) {
+		struct asking asking = begin_asking(part, rows, first, slot, KV_FAST_CODES_STEP, TOKENS / 4);
+		const uint32_t end = end_of_block(rows, first);
+		__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 }, values[TOKENS][2];
+
+		for (uint32_t t = first; t < end; t++) {
+			if (t % 4 == 0)
+				ask(&asking);
+			values_of_row(lookup, rows->rows[t] + offset, bits, is_shifted, is_value,
+				values[t - first]);
+			if (!IS_APART(bits))
+				add_weighted(weights, t, n_queries, values[t - first], totals);
+		}
+		for (uint32_t t = first; IS_APART(bits) && t < end; t++)
+			add_weighted(weights, t, n_queries, values[t - first], totals);
+		memcpy(blocks.totals[first / TOKENS], totals, sizeof(totals));
 	}
-	for (uint32_t t = 0; IS_APART(bits) && t < n_rows; t++)
-		add_weighted(weights, t, n_queries, values[t], totals);
-	end_block(weights, n_queries, totals, sums, slot);
+	add_blocks(&blocks, n_places(rows) / TOKENS, weights, n_queries, sums, part->slot + slot);
 }
 
-INLINE void sum_codes(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+INLINE void sum_part_of(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const struct weights *weights, const uint32_t n_queries, const uint32_t bits, const bool is_value,
 	float *const *sums)
 {
 	const struct lookup lookup = load_lookup(part, bits);
-	struct asking asking =
-		begin_asking(part, rows, block_first, 0, part->n_slots, TOKENS / 4 * part->n_slots / 32);
-	const uint8_t *const *from = rows->rows + block_first;
-	const uint32_t n_rows = end_of_block(rows, block_first) - block_first;
 
-	for (uint32_t first = 0; first < part->n_slots; first += 32)
-		sum_block(&lookup, from, n_rows, part->offset + first * bits / 8, weights, n_queries, bits,
-			false, is_value, &asking, sums, part->slot + first);
+	for (uint32_t slot = 0; slot < part->n_slots; slot += KV_FAST_CODES_STEP)
+		sum_codes(part, &lookup, rows, part->offset + slot * bits / 8, weights, n_queries, bits,
+			false, is_value, sums, slot);
 }
 
 /* 4 bits, as many as are a multiple of 32. */
 INLINE void sum_nibbles(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	uint32_t block_first, const struct weights *weights, const uint32_t n_queries, float *const *sums)
+	const struct weights *weights, const uint32_t n_queries, float *const *sums)
 {
 	const struct lookup lookup = load_lookup(part, 4);
-	struct asking asking =
-		begin_asking(part, rows, block_first, 0, part->n_slots, TOKENS / 4 * part->n_slots / 32);
-	const uint8_t *const *from = rows->rows + block_first;
-	const uint32_t n_rows = end_of_block(rows, block_first) - block_first;
-	uint32_t first = 0;
+	uint32_t slot = 0;
 
-	for (; first + CODES_AT_ONCE <= part->n_slots; first += CODES_AT_ONCE) {
+	for (; slot + CODES_AT_ONCE <= part->n_slots; slot += CODES_AT_ONCE) {
 		UNROLL
 		for (uint32_t half = 0; half < 2; half++)
-			sum_rows(&lookup, from, n_rows, part->offset + first / 2, weights, n_queries, half,
-				&asking, sums, part->slot + first + half * CODES_AT_ONCE / 2);
+			sum_rows(part, &lookup, rows, part->offset + slot / 2, weights, n_queries, half, sums,
+				slot + half * CODES_AT_ONCE / 2);
 	}
-	if (first < part->n_slots)
-		sum_block(&lookup, from, n_rows, part->offset + first / 2, weights, n_queries, 4, true, false,
-			&asking, sums, part->slot + first);
+	if (slot < part->n_slots)
+		sum_codes(part, &lookup, rows, part->offset + slot / 2, weights, n_queries, 4, true, false,
+			sums, slot);
 }
 
-INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
-	const float *scaled, const uint32_t n_queries, float *const *sums)
+INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows *rows, const float *values,
+	const float *scales, const uint32_t n_queries, float *const *sums)
 {
+	const uint32_t n = n_places(rows);
 	struct weights weights;
+	uint32_t first = 0;
 
-	UNROLL
-	for (uint32_t q = 0; q < n_queries; q++)
-		round_weights(scaled + (size_t)q * STEP + block_first, weights.pairs[q], &weights.units[q]);
-#define SUM(bits, is_value) sum_codes(part, rows, block_first, &weights, n_queries, bits, is_value, sums)
+	do /* of one block at least */
+		round_weights(values, scales, first, n_queries, &weights);
+	while ((first += TOKENS) < n);
+	find_multipliers(n / TOKENS, &weights);
+#define SUM(bits, is_value) sum_part_of(part, rows, &weights, n_queries, bits, is_value, sums)
 	switch (part->bits) {
 	case 2:
 		SUM(2, false);
@@ -268,7 +369,7 @@ INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows
 		break;
 	case 4:
 		if (part->is_shifted)
-			sum_nibbles(part, rows, block_first, &weights, n_queries, sums);
+			sum_nibbles(part, rows, &weights, n_queries, sums);
 		else
 			SUM(4, false);
 		break;
@@ -292,14 +393,14 @@ INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows
 }
 
 void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	uint32_t first, const float *scaled, uint32_t n_queries, float *const *sums)
+	const float *weights, const float *scales, uint32_t n_queries, float *const *sums)
 {
 	if (n_queries == 1)
-		sum_short(part, rows, first, scaled, 1, sums);
+		sum_short(part, rows, weights, scales, 1, sums);
 	else if (n_queries == 2)
-		sum_short(part, rows, first, scaled, 2, sums);
+		sum_short(part, rows, weights, scales, 2, sums);
 	else
-		sum_short(part, rows, first, scaled, 4, sums);
+		sum_short(part, rows, weights, scales, 4, sums);
 }
 
 #endif

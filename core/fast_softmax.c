@@ -1,51 +1,104 @@
 /* Logits to weights, compiled once per instruction set (core/fast.h). */
 #include "core/fast_set.h"
 
-#define LOG2_E 0x1.715476p+0f
-/* ln 2 in two parts: a whole number of up to 2^8 times the first is exact. */
-#define LN_2_HIGH 0x1.62e4p-1f
-#define LN_2_LOW  0x1.7f7d1cp-20f
+/* In two parts. */
+#define LOG2_E     0x1.715476p+0f
+#define LOG2_E_LOW 0x1.4ae0cp-26f
 /* Adding it rounds to a whole number, which then stands in the low bits. */
 #define ROUNDING 0x1.8p23f
 
+#define EXP_AT_ONCE (TOKENS / LANES)
+
 /*
- * exp(x) for x <= 0, with a relative error below 2^-22: 2^n times a polynomial of degree 6 (the Taylor terms)
- * of |r| <= ln 2 / 2. 0 where the result is below the normal numbers, NaN where x is.
+ * exp(x) for x <= 0, with a relative error below 2^-22: 2^n times a polynomial of degree 5 for 2^r, |r| <= 1
+ * / 2, whose relative error is 2^-23.6 at most (equal ripples). 0 where the result is below the normal
+ * numbers, NaN where x is. Each operation for all of `n_at_once` before the next one: it waits for the one
+ * before.
  */
-INLINE f32_lanes exp_lanes(f32_lanes x)
+INLINE void exp_each(f32_lanes *values, const uint32_t n_at_once)
 {
-	/* In this order what is no number stays one. */
-	const f32_lanes clipped = greater(repeat_f32(-126 / LOG2_E), x);
-	const f32_lanes shifted = (f32_lanes)fma_f32(
-		(f_vector)clipped, (f_vector)repeat_f32(LOG2_E), (f_vector)repeat_f32(ROUNDING));
-	const f32_lanes n = shifted - repeat_f32(ROUNDING);
-	f32_lanes r = (f32_lanes)fma_f32((f_vector)n, (f_vector)repeat_f32(-LN_2_HIGH), (f_vector)clipped);
-
-	r = (f32_lanes)fma_f32((f_vector)n, (f_vector)repeat_f32(-LN_2_LOW), (f_vector)r);
-
-	const f32_lanes coefficients[] = { repeat_f32(1.0f / 720), repeat_f32(1.0f / 120),
-		repeat_f32(1.0f / 24), repeat_f32(1.0f / 6), repeat_f32(0.5f), repeat_f32(1), repeat_f32(1) };
-	f32_lanes sum = coefficients[0];
+	const f32_lanes coefficients[] = { repeat_f32(0x1.5c08e6p-10f), repeat_f32(0x1.3d0c52p-7f),
+		repeat_f32(0x1.c6b6e4p-5f), repeat_f32(0x1.ebf918p-3f), repeat_f32(0x1.62e428p-1f),
+		repeat_f32(0x1.000002p+0f) };
+	f32_lanes clipped[EXP_AT_ONCE], shifted[EXP_AT_ONCE], r[EXP_AT_ONCE], sum[EXP_AT_ONCE];
 
 	UNROLL
-	for (uint32_t i = 1; i < 7; i++)
-		sum = (f32_lanes)fma_f32((f_vector)sum, (f_vector)r, (f_vector)coefficients[i]);
+	for (uint32_t i = 0; i < n_at_once; i++) /* in this order what is no number stays one */
+		clipped[i] = greater(repeat_f32(-126 / LOG2_E), values[i]);
+	UNROLL
+	for (uint32_t i = 0; i < n_at_once; i++)
+		shifted[i] = (f32_lanes)fma_f32(
+			(f_vector)clipped[i], (f_vector)repeat_f32(LOG2_E), (f_vector)repeat_f32(ROUNDING));
+	UNROLL
+	for (uint32_t i = 0; i < n_at_once; i++)
+		r[i] = repeat_f32(ROUNDING) - shifted[i]; /* -n */
+	UNROLL
+	for (uint32_t i = 0; i < n_at_once; i++)
+		r[i] = (f32_lanes)fma_f32((f_vector)clipped[i], (f_vector)repeat_f32(LOG2_E), (f_vector)r[i]);
+	UNROLL
+	for (uint32_t i = 0; i < n_at_once; i++)
+		r[i] = (f32_lanes)fma_f32(
+			(f_vector)clipped[i], (f_vector)repeat_f32(LOG2_E_LOW), (f_vector)r[i]);
+	UNROLL
+	for (uint32_t i = 0; i < n_at_once; i++)
+		sum[i] = (f32_lanes)fma_f32(
+			(f_vector)coefficients[0], (f_vector)r[i], (f_vector)coefficients[1]);
+	UNROLL
+	for (uint32_t c = 2; c < 6; c++) {
+		UNROLL
+		for (uint32_t i = 0; i < n_at_once; i++)
+			sum[i] = (f32_lanes)fma_f32(
+				(f_vector)sum[i], (f_vector)r[i], (f_vector)coefficients[c]);
+	}
+	UNROLL
+	for (uint32_t i = 0; i < n_at_once; i++) {
+		const i32_lanes exponent = (i32_lanes)shifted[i] << 23;
+		const i32_lanes is_small = values[i] < repeat_f32(-126 / LOG2_E);
 
-	const i32_lanes exponent = (i32_lanes)shifted << 23;
-	const i32_lanes is_small = x < repeat_f32(-126 / LOG2_E);
+		values[i] = (f32_lanes)(((i32_lanes)sum[i] + exponent) & ~is_small);
+	}
+}
 
-	return (f32_lanes)(((i32_lanes)sum + exponent) & ~is_small);
+INLINE f32_lanes exp_lanes(f32_lanes x)
+{
+	exp_each(&x, 1);
+	return x;
+}
+
+float OF_SET(kv_fast_max)(const float *values, uint32_t n)
+{
+	f32_lanes max[EXP_AT_ONCE];
+
+	UNROLL
+	for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
+		max[i] = load_f32(values + (size_t)i * LANES);
+	for (uint32_t first = TOKENS; first < n; first += TOKENS) {
+		UNROLL
+		for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
+			max[i] = greater(max[i], load_f32(values + first + (size_t)i * LANES));
+	}
+	for (uint32_t i = 1; i < EXP_AT_ONCE; i++)
+		max[0] = greater(max[0], max[i]);
+	return greatest_lane(max[0]);
 }
 
 float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max)
 {
 	f32_lanes sum = { 0 };
 
-	for (uint32_t i = 0; i < n; i += LANES) {
-		const f32_lanes weights = exp_lanes(load_f32(values + i) - repeat_f32(max));
+	for (uint32_t first = 0; first < n; first += TOKENS) {
+		f32_lanes weights[EXP_AT_ONCE];
 
-		store_f32(weights, values + i);
-		sum += weights;
+		UNROLL
+		for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
+			weights[i] = load_f32(values + first + (size_t)i * LANES) - repeat_f32(max);
+		exp_each(weights, EXP_AT_ONCE);
+		UNROLL
+		for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
+			store_f32(weights[i], values + first + (size_t)i * LANES);
+		UNROLL
+		for (uint32_t i = 0; i < EXP_AT_ONCE; i += 2)
+			sum += weights[i] + weights[i + 1];
 	}
 	return sum_of_lanes(sum);
 }

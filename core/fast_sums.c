@@ -12,15 +12,6 @@ struct weights {
 		ends; /* bit i: after block i sums become float32, as the next one has another unit or none */
 };
 
-float OF_SET(kv_fast_max)(const float *values, uint32_t n)
-{
-	f32_lanes max = load_f32(values);
-
-	for (uint32_t i = LANES; i < n; i += LANES)
-		max = greater(max, load_f32(values + i));
-	return greatest_lane(max);
-}
-
 /* LANES weights times the scales of their rows, NULL: none. */
 INLINE f32_lanes scaled_at(const float *values, const float *scales, uint32_t t)
 {
@@ -402,7 +393,13 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 			center_zeros(&fields, part->center, n);
 		for (uint32_t q = 0; fields.zero && q < n_queries; q++)
 			zeros[q][p] += dot_tokens(weights + (size_t)q * STEP, fields.zero, n);
-		if (part->kind == KV_FAST_CODES && !part->has_short_sums) {
+#if HAS_SHORT_SUMS
+		if (part->has_short_sums) {
+			OF_SET(kv_fast_sum_short)(part, rows, weights, fields.scale, n_queries, sums);
+			continue;
+		}
+#endif
+		if (part->kind == KV_FAST_CODES) {
 			(n_queries == 1 ? sum_part_1
 					: n_queries == 2
 					? sum_part_2
@@ -418,9 +415,5 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 							 : sum_part_4)(part, rows, used, NULL, sums);
 		for (uint32_t first = 0; part->kind == KV_FAST_BITS && first < n; first += TOKENS)
 			OF_SET(kv_fast_sum_bits)(part, rows, first, used, n_queries, sums);
-#if HAS_SHORT_SUMS
-		for (uint32_t first = 0; part->has_short_sums && first < n; first += TOKENS)
-			OF_SET(kv_fast_sum_short)(part, rows, first, used, n_queries, sums);
-#endif
 	}
 }

@@ -21,9 +21,11 @@
 /* Sanitized builds optimise too little to unroll, and say so. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define UNROLL
+#define UNROLL_4
 #define UNROLL_64
 #else
 #define UNROLL    _Pragma("GCC unroll 16") /* more than any loop that it stands before has turns */
+#define UNROLL_4  _Pragma("GCC unroll 4")
 #define UNROLL_64 _Pragma("GCC unroll 64")
 #endif
 

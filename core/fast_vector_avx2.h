@@ -106,13 +106,13 @@ INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot
 }
 
 /*
- * Slots of a register of 16-bit sums are its words at even places, then those at odd ones, and a block of 32
+ * Slots of a register of 16-bit sums are four words of either half, then the other four, and a block of 32
  * codes is two registers, of which each has eight bytes of either half. 4 bits may be in blocks of 64 codes,
  * then one of 32, which is not taken in this way: see core/fast_short_sums.c.
  */
 INLINE uint32_t code_of_short_slot(uint32_t bits, uint32_t n, uint32_t slot)
 {
-	const uint32_t lane = slot % 8, word = lane * 2 + slot / 8 % 2;
+	const uint32_t lane = slot % 8, word = lane / 4 * 8 + slot / 8 % 2 * 4 + lane % 4;
 	const uint32_t byte = word / 8 * 16 + slot / 16 % 2 * 8 + word % 8;
 
 	if (bits != 4 || n % 32 != 0)
