@@ -34,13 +34,13 @@ void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_
 	const float *weights, const float *scales, uint32_t n_queries, float *const *sums);
 
 /*
- * core/fast_bits.c, of the block of rows at `first`: scores as dots[query * STEP + token], weighted sums as
- * kv_fast_accumulate() adds them.
+ * core/fast_bits.c: scores of the block of rows at `first` as dots[query * STEP + token], weighted sums of
+ * all rows as kv_fast_accumulate() adds them.
  */
 void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	uint32_t first, const struct kv_fast_query *queries, uint32_t n_queries, float *dots);
 void OF_SET(kv_fast_sum_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	uint32_t first, const float *scaled, uint32_t n_queries, float *const *sums);
+	const float *scaled, uint32_t n_queries, float *const *sums);
 
 /* Places that hold a row. */
 INLINE uint32_t n_places(const struct kv_fast_rows *rows)

@@ -413,7 +413,7 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 			(n_queries == 1                  ? sum_part_1
 					: n_queries == 2 ? sum_part_2
 							 : sum_part_4)(part, rows, used, NULL, sums);
-		for (uint32_t first = 0; part->kind == KV_FAST_BITS && first < n; first += TOKENS)
-			OF_SET(kv_fast_sum_bits)(part, rows, first, used, n_queries, sums);
+		if (part->kind == KV_FAST_BITS)
+			OF_SET(kv_fast_sum_bits)(part, rows, used, n_queries, sums);
 	}
 }
