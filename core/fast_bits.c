@@ -78,6 +78,15 @@ INLINE i_vector add_where(i_vector sum, i_vector weight, __mmask32 chosen)
 	return sum;
 }
 
+/* From memory: compilers go by way of the stack. */
+INLINE __mmask32 load_mask(const uint8_t *from)
+{
+	__mmask32 mask;
+
+	__asm__("kmovd %1, %0" : "=Yk"(mask) : "m"(*(const uint8_t(*)[4])(const void *)from));
+	return mask;
+}
+
 /* Weights of a step: those of a block add up to 16 bits, each is an integer times the unit of its block. */
 struct short_weights {
 	_Alignas(64) int32_t pairs[STEP]; /* each twice side by side: 32 bits are repeated by a load alone */
@@ -143,9 +152,12 @@ INLINE void add_chosen(const struct kv_fast_part *part, const struct kv_fast_row
 	i_vector totals[KV_FAST_QUERIES_MAX][4] = { 0 };
 
 	for (uint32_t t = first; t < end_of_block(rows, first); t++) {
-		uint32_t chosen[4];
+		const uint8_t *row = rows->rows[t] + offset;
+		__mmask32 chosen[4];
 
-		memcpy(chosen, rows->rows[t] + offset, n_registers * sizeof(*chosen));
+		UNROLL
+		for (uint32_t r = 0; r < n_registers; r++)
+			chosen[r] = load_mask(row + (size_t)r * 4);
 		ask(&asking);
 		UNROLL
 		for (uint32_t q = 0; q < n_queries; q++) {
@@ -164,7 +176,9 @@ INLINE void add_chosen(const struct kv_fast_part *part, const struct kv_fast_row
 
 		UNROLL
 		for (uint32_t i = 0; i < 2 * n_registers; i++) {
-			const __m256i half = _mm512_extracti64x4_epi64(totals[q][i / 2], i % 2);
+			const i_vector total = totals[q][i / 2];
+			const __m256i half = i % 2 == 0 ? _mm512_castsi512_si256(total)
+							: _mm512_extracti64x4_epi64(total, 1);
 			float *to = sums[q] + part->slot + slot + (size_t)i * LANES;
 
 			store_f32((f32_lanes)fma_f32(to_f32(_mm512_cvtepi16_epi32(half)), (f_vector)factor,
