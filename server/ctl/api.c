@@ -60,6 +60,13 @@ void srv_ctl_print_json(const json_t *json)
 	putchar('\n');
 }
 
+static struct srv_http_target target_of(const struct srv_ctl *ctl)
+{
+	return (struct srv_http_target){
+		.address = ctl->http, .token = ctl->token, .trust = ctl->trust, .timeout_ms = ctl->timeout_ms
+	};
+}
+
 /* What the daemon's error reply says (RFC 9457, with `code`), or the start of any other body. */
 static enum kv_status fail_reply(const struct srv_ctl *ctl, const char *method, const char *path,
 	const struct srv_http_reply *reply, const json_t *json, struct kv_error *err)
@@ -70,23 +77,24 @@ static enum kv_status fail_reply(const struct srv_ctl *ctl, const char *method, 
 							 : KV_BAD_ARG;
 
 	if (json_is_string(detail))
-		return kv_fail(err, status, "%s http://%.128s%.128s: %.40s: %s", method, ctl->http, path,
+		return kv_fail(err, status, "%s %s%.128s%.128s: %.40s: %s", method,
+			srv_http_scheme(ctl->http), srv_http_authority(ctl->http), path,
 			srv_json_text(json, "code"), json_string_value(detail));
-	return kv_fail(err, status, "%s http://%.128s%.128s: HTTP %u: %.200s", method, ctl->http, path,
-		reply->code, reply->body);
+	return kv_fail(err, status, "%s %s%.128s%.128s: HTTP %u: %.200s", method, srv_http_scheme(ctl->http),
+		srv_http_authority(ctl->http), path, reply->code, reply->body);
 }
 
 enum kv_status srv_ctl_api(const struct srv_ctl *ctl, const char *method, const char *path,
 	const json_t *body, json_t **json, struct kv_error *err)
 {
 	struct srv_http_reply reply;
+	const struct srv_http_target target = target_of(ctl);
 	json_error_t json_error;
 	char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
 
 	if (body && !text)
 		return kv_fail(err, KV_NO_MEMORY, "no memory for a request");
-	enum kv_status status =
-		srv_http_request(ctl->http, method, path, text, ctl->token, ctl->timeout_ms, &reply, err);
+	enum kv_status status = srv_http_request(&target, method, path, text, &reply, err);
 
 	free(text);
 	if (status != KV_OK)
@@ -101,8 +109,9 @@ enum kv_status srv_ctl_api(const struct srv_ctl *ctl, const char *method, const 
 		status = fail_reply(ctl, method, path, &reply, parsed, err);
 	} else if (!parsed) {
 		status = kv_fail(err, KV_CORRUPT,
-			"%s http://%.128s%.128s: the reply is not JSON: line %d column %d: %s", method,
-			ctl->http, path, json_error.line, json_error.column, json_error.text);
+			"%s %s%.128s%.128s: the reply is not JSON: line %d column %d: %s", method,
+			srv_http_scheme(ctl->http), srv_http_authority(ctl->http), path, json_error.line,
+			json_error.column, json_error.text);
 	} else if (json) {
 		*json = parsed;
 		parsed = NULL;
@@ -116,8 +125,8 @@ enum kv_status srv_ctl_api_text(
 	const struct srv_ctl *ctl, const char *path, char **text, struct kv_error *err)
 {
 	struct srv_http_reply reply;
-	enum kv_status status =
-		srv_http_request(ctl->http, "GET", path, NULL, ctl->token, ctl->timeout_ms, &reply, err);
+	const struct srv_http_target target = target_of(ctl);
+	enum kv_status status = srv_http_request(&target, "GET", path, NULL, &reply, err);
 
 	if (status != KV_OK)
 		return status;

@@ -15,6 +15,9 @@
 enum {
 	GLOBAL_ADDR,
 	GLOBAL_HTTP,
+	GLOBAL_CA,
+	GLOBAL_CERTIFICATE,
+	GLOBAL_KEY,
 	GLOBAL_TOKEN,
 	GLOBAL_JSON,
 	GLOBAL_TIMEOUT,
@@ -33,7 +36,22 @@ static const struct srv_arg globals[N_GLOBALS] = {
 		.kind = SRV_ARG_TEXT,
 		.placeholder = "HOST:PORT",
 		.text = "127.0.0.1:7871",
-		.help = "control address (environment: TQKV_HTTP)" },
+		.help = "control address, https://HOST:PORT where the daemon has a certificate (environment: "
+			"TQKV_HTTP)" },
+	[GLOBAL_CA] = { .name = "http-ca-file",
+		.kind = SRV_ARG_TEXT,
+		.placeholder = "FILE",
+		.help = "certificates (PEM) that the daemon's one must come from; not given: those that the "
+			"system trusts (environment: TQKV_HTTP_CA_FILE)" },
+	[GLOBAL_CERTIFICATE] = { .name = "http-certificate-file",
+		.kind = SRV_ARG_TEXT,
+		.placeholder = "FILE",
+		.help = "certificate (PEM) to show to a daemon that asks for one (environment: "
+			"TQKV_HTTP_CERTIFICATE_FILE)" },
+	[GLOBAL_KEY] = { .name = "http-key-file",
+		.kind = SRV_ARG_TEXT,
+		.placeholder = "FILE",
+		.help = "its key (environment: TQKV_HTTP_KEY_FILE)" },
 	[GLOBAL_TOKEN] = { .name = "token-file",
 		.kind = SRV_ARG_TEXT,
 		.placeholder = "FILE",
@@ -50,6 +68,9 @@ static const struct srv_arg globals[N_GLOBALS] = {
 	[GLOBAL_HELP] = { .name = "help", .letter = 'h', .kind = SRV_ARG_FLAG, .help = "explain and exit" },
 	[GLOBAL_VERSION] = { .name = "version", .kind = SRV_ARG_FLAG, .help = "print the version and exit" },
 };
+
+/* "help" and the words of a command. */
+#define WORDS_MAX 3u
 
 struct parser {
 	struct srv_ctl *ctl;
@@ -119,13 +140,14 @@ static bool takes_next_word(const struct parser *parser, const struct option_wor
 	return arg && arg->kind != SRV_ARG_FLAG && !option->value;
 }
 
-/* The first two words that are no options; NULL where there are fewer. */
-static void find_words(const struct parser *parser, int argc, char **argv, const char *words[static 2])
+/* The first words that are no options; NULL where there are fewer. */
+static void find_words(
+	const struct parser *parser, int argc, char **argv, const char *words[static WORDS_MAX])
 {
 	uint32_t n_words = 0;
 
-	words[0] = words[1] = NULL;
-	for (int i = 1; i < argc && n_words < 2; i++) {
+	memset(words, 0, WORDS_MAX * sizeof(words[0]));
+	for (int i = 1; i < argc && n_words < WORDS_MAX; i++) {
 		if (strcmp(argv[i], "--") == 0)
 			return;
 		if (!is_option(argv[i])) {
@@ -139,7 +161,7 @@ static void find_words(const struct parser *parser, int argc, char **argv, const
 }
 
 /* Words of a command's name that the line's words match: 1, 2, or 0 for another command. */
-static uint32_t match_name(const char *name, const char *const words[static 2])
+static uint32_t match_name(const char *name, const char *const *words)
 {
 	const size_t first_bytes = strcspn(name, " ");
 
@@ -150,35 +172,64 @@ static uint32_t match_name(const char *name, const char *const words[static 2])
 	return words[1] && strcmp(name + first_bytes + 1, words[1]) == 0 ? 2 : 0;
 }
 
-static enum kv_status find_command(struct parser *parser, int argc, char **argv, uint32_t *n_name_words)
+/* Whether the line asks for help with an option. */
+static bool asks_help(int argc, char **argv)
 {
-	const char *words[2];
-	char known[160] = "";
+	for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+		if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+			return true;
+	return false;
+}
 
-	find_words(parser, argc, argv, words);
-	*n_name_words = 0;
-	if (!words[0])
-		return KV_OK;
-	for (uint32_t i = 0; i < parser->n_commands; i++) {
+/* Words that begin names of commands and are none: "'bench echo', 'bench step'" goes to `known`. */
+static bool list_group(const struct parser *parser, const char *word, char *known, size_t known_bytes)
+{
+	size_t used = 0;
+
+	for (uint32_t i = 0; i < parser->n_commands && used < known_bytes; i++) {
 		const char *name = parser->commands[i]->name;
 		const size_t first_bytes = strcspn(name, " ");
 
-		*n_name_words = match_name(name, words);
-		if (*n_name_words > 0) {
+		if (strlen(word) == first_bytes && memcmp(name, word, first_bytes) == 0)
+			used += (size_t)snprintf(
+				known + used, known_bytes - used, "%s'%s'", used == 0 ? "" : ", ", name);
+	}
+	return used > 0;
+}
+
+static enum kv_status find_command(struct parser *parser, int argc, char **argv, uint32_t *n_name_words)
+{
+	const char *all_words[WORDS_MAX], **words = all_words;
+	char known[160] = "";
+
+	find_words(parser, argc, argv, all_words);
+	*n_name_words = 0;
+	if (words[0] && strcmp(words[0], "help") == 0) {
+		parser->ctl->is_help = true;
+		*n_name_words = 1;
+		words++;
+	}
+	if (!words[0])
+		return KV_OK;
+	for (uint32_t i = 0; i < parser->n_commands; i++) {
+		const uint32_t n_words = match_name(parser->commands[i]->name, words);
+
+		if (n_words > 0) {
 			parser->ctl->command = parser->commands[i];
+			*n_name_words += n_words;
 			return KV_OK;
 		}
-		if (strlen(words[0]) == first_bytes && memcmp(name, words[0], first_bytes) == 0) {
-			const size_t used = strlen(known);
-
-			snprintf(known + used, sizeof(known) - used, "%s'%s'", used == 0 ? "" : ", ", name);
-		}
 	}
-	if (known[0] != '\0')
-		return kv_fail(parser->err, SRV_CTL_USAGE, "'%.40s' needs one of: %s; see 'tqkvctl --help'",
-			words[0], known);
-	return kv_fail(parser->err, SRV_CTL_USAGE,
-		"unknown command '%.40s'; 'tqkvctl --help' lists the commands", words[0]);
+	if (!list_group(parser, words[0], known, sizeof(known)))
+		return kv_fail(parser->err, SRV_CTL_USAGE,
+			"unknown command '%.40s'; 'tqkvctl --help' lists the commands", words[0]);
+	if ((!parser->ctl->is_help && !asks_help(argc, argv)) ||
+		(words + 1 < all_words + WORDS_MAX && words[1]))
+		return kv_fail(parser->err, SRV_CTL_USAGE,
+			"'%.40s' needs one of: %s; see 'tqkvctl %.40s --help'", words[0], known, words[0]);
+	parser->ctl->group = words[0];
+	*n_name_words += 1;
+	return KV_OK;
 }
 
 /* Digits, then for BYTES a unit. False when it is none of this or above 64 bits. */
@@ -217,8 +268,9 @@ static enum kv_status set_value(
 
 	if (!parse_number(text, arg->kind == SRV_ARG_BYTES, &number) || number < arg->min ||
 		number > arg->max)
-		return kv_fail(err, SRV_CTL_USAGE, "--%s: '%.40s' is not a number of %llu to %llu", arg->name,
-			text, (unsigned long long)arg->min, (unsigned long long)arg->max);
+		return kv_fail(err, SRV_CTL_USAGE, "--%s: '%.40s' is not a number of %llu to %llu%s",
+			arg->name, text, (unsigned long long)arg->min, (unsigned long long)arg->max,
+			arg->kind == SRV_ARG_BYTES ? " bytes, KiB, MiB or GiB, like 512MiB" : "");
 	value->number = number;
 	return KV_OK;
 }
@@ -269,15 +321,23 @@ static enum kv_status take_operand(struct parser *parser, const char *word)
 static void set_defaults(struct parser *parser)
 {
 	struct srv_ctl *ctl = parser->ctl;
-	const char *addr = getenv("TQKV_ADDR"), *http = getenv("TQKV_HTTP");
+	static const char *const environment[N_GLOBALS] = {
+		[GLOBAL_ADDR] = "TQKV_ADDR",
+		[GLOBAL_HTTP] = "TQKV_HTTP",
+		[GLOBAL_CA] = "TQKV_HTTP_CA_FILE",
+		[GLOBAL_CERTIFICATE] = "TQKV_HTTP_CERTIFICATE_FILE",
+		[GLOBAL_KEY] = "TQKV_HTTP_KEY_FILE",
+	};
 
 	for (uint32_t i = 0; i < N_GLOBALS; i++)
 		parser->globals[i] =
 			(struct srv_arg_value){ .number = globals[i].number, .text = globals[i].text };
-	if (addr && addr[0] != '\0')
-		parser->globals[GLOBAL_ADDR].text = addr;
-	if (http && http[0] != '\0')
-		parser->globals[GLOBAL_HTTP].text = http;
+	for (uint32_t i = 0; i < N_GLOBALS; i++) {
+		const char *text = environment[i] ? getenv(environment[i]) : NULL;
+
+		if (text && text[0] != '\0')
+			parser->globals[i].text = text;
+	}
 	for (uint32_t i = 0; ctl->command && i < ctl->command->n_args; i++)
 		ctl->values[i] = (struct srv_arg_value){ .number = ctl->command->args[i].number,
 			.text = ctl->command->args[i].text };
@@ -315,11 +375,15 @@ enum kv_status srv_ctl_parse(struct srv_ctl *ctl, const struct srv_command *cons
 	ctl->http = parser.globals[GLOBAL_HTTP].text;
 	if (!srv_http_address_is_valid(ctl->http))
 		return kv_fail(err, SRV_CTL_USAGE,
-			"--http: '%.60s' is not HOST:PORT with a port from 1 to 65535", ctl->http);
+			"--http: '%.60s' is not HOST:PORT or https://HOST:PORT with a port from 1 to 65535",
+			ctl->http);
+	ctl->trust = (struct srv_tls_trust){ .ca_file = parser.globals[GLOBAL_CA].text,
+		.certificate_file = parser.globals[GLOBAL_CERTIFICATE].text,
+		.key_file = parser.globals[GLOBAL_KEY].text };
 	ctl->token_file = parser.globals[GLOBAL_TOKEN].text;
 	ctl->is_json = parser.globals[GLOBAL_JSON].is_given;
 	ctl->timeout_ms = (uint32_t)parser.globals[GLOBAL_TIMEOUT].number;
-	ctl->is_help = parser.globals[GLOBAL_HELP].is_given;
+	ctl->is_help = ctl->is_help || parser.globals[GLOBAL_HELP].is_given;
 	ctl->is_version = parser.globals[GLOBAL_VERSION].is_given;
 	if (ctl->is_help || ctl->is_version)
 		return KV_OK;
@@ -331,57 +395,8 @@ enum kv_status srv_ctl_parse(struct srv_ctl *ctl, const struct srv_command *cons
 	return KV_OK;
 }
 
-static void print_arg(const struct srv_arg *arg)
+const struct srv_arg *srv_ctl_globals(uint32_t *n_args)
 {
-	char head[64];
-
-	if (arg->letter != 0)
-		snprintf(head, sizeof(head), "-%c, --%s%s%s", arg->letter, arg->name,
-			arg->placeholder ? " " : "", arg->placeholder ? arg->placeholder : "");
-	else
-		snprintf(head, sizeof(head), "--%s%s%s", arg->name, arg->placeholder ? " " : "",
-			arg->placeholder ? arg->placeholder : "");
-	printf("  %-24s  %s", head, arg->help);
-	/* A default of 0 or NULL has its own words in the help. */
-	if (arg->kind == SRV_ARG_TEXT && arg->text)
-		printf(" [%s]", arg->text);
-	else if (arg->kind != SRV_ARG_FLAG && arg->kind != SRV_ARG_TEXT && arg->number != 0)
-		printf(" [%llu]", (unsigned long long)arg->number);
-	putchar('\n');
-}
-
-static void print_args(const char *title, const struct srv_arg *args, uint32_t n_args)
-{
-	if (n_args > 0)
-		printf("\n%s:\n", title);
-	for (uint32_t i = 0; i < n_args; i++)
-		print_arg(&args[i]);
-}
-
-void srv_ctl_print_help(const struct srv_command *const commands[], uint32_t n_commands)
-{
-	printf("tqkvctl: control, load and measurements for tqkvd\n\n"
-	       "usage: tqkvctl [options] COMMAND [options]\n\ncommands:\n");
-	for (uint32_t i = 0; i < n_commands; i++) {
-		char head[64];
-
-		snprintf(head, sizeof(head), "%s%s%s", commands[i]->name, commands[i]->operands ? " " : "",
-			commands[i]->operands ? commands[i]->operands : "");
-		printf("  %-24s  %s\n", head, commands[i]->summary);
-	}
-	print_args("options of every command", globals, N_GLOBALS);
-	printf("\n'tqkvctl COMMAND --help' explains a command. Exit codes: 0 done, 1 failed, 2 the command "
-	       "line is "
-	       "wrong.\n");
-}
-
-void srv_ctl_print_command_help(const struct srv_command *command)
-{
-	printf("usage: tqkvctl [options] %s%s%s%s\n\n%s\n", command->name, command->operands ? " " : "",
-		command->operands ? command->operands : "", command->n_args > 0 ? " [options]" : "",
-		command->summary);
-	if (command->details)
-		printf("\n%s\n", command->details);
-	print_args("options", command->args, command->n_args);
-	print_args("options of every command", globals, N_GLOBALS);
+	*n_args = N_GLOBALS;
+	return globals;
 }

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "core/error.h"
+#include "server/ctl/tls.h"
 
 #define SRV_ARGS_MAX     20u
 #define SRV_OPERANDS_MAX 2u
@@ -84,9 +85,11 @@ struct srv_command {
 
 struct srv_ctl {
 	const struct srv_command *command;
+	const char *group; /* the first word of several commands, of which help is wanted */
 	const char *addr, *http;
 	const char *token_file; /* "" = none */
-	char token[513];        /* main.c: from the file, or from the environment; "" = none */
+	struct srv_tls_trust trust;
+	char token[513]; /* main.c: from the file, or from the environment; "" = none */
 	uint32_t timeout_ms;
 	bool is_json;
 	bool is_help, is_version;                  /* print that and nothing else */
@@ -107,9 +110,14 @@ KV_MUST_CHECK enum kv_status srv_ctl_read_token(struct srv_ctl *ctl, struct kv_e
  */
 KV_MUST_CHECK enum kv_status srv_ctl_parse(struct srv_ctl *ctl, const struct srv_command *const commands[],
 	uint32_t n_commands, int argc, char **argv, struct kv_error *err);
-/* The list of commands and the options that all of them have; or one command's help. */
-void srv_ctl_print_help(const struct srv_command *const commands[], uint32_t n_commands);
-void srv_ctl_print_command_help(const struct srv_command *command);
+/* The options that all commands have. */
+const struct srv_arg *srv_ctl_globals(uint32_t *n_args);
+
+/* ---- help.c ---- */
+/* The list of commands, all or those that begin with a word; or one command's help. */
+void srv_ctl_print_help(const struct srv_command *const commands[], uint32_t n_commands, const char *group);
+void srv_ctl_print_command_help(
+	const struct srv_command *const commands[], uint32_t n_commands, const struct srv_command *command);
 
 /* ---- api.c: the control API ---- */
 /*

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,9 +17,12 @@
 
 /* What the steps of one request share. */
 struct exchange {
-	const char *address, *method, *path, *json, *token;
+	const struct srv_http_target *target;
+	const char *method, *path, *json;
 	uint64_t deadline_ns;
+	char host[256], port[6];
 	int fd;
+	struct srv_tls *tls; /* NULL: plain */
 };
 
 /* Milliseconds for poll(), rounded up; 0 when the deadline has passed. */
@@ -62,21 +66,36 @@ static bool is_port(const char *text)
 	return port >= 1 && port <= 65535;
 }
 
+static const char https[] = "https://", plain[] = "http://";
+
+const char *srv_http_scheme(const char *address)
+{
+	return strncasecmp(address, https, sizeof(https) - 1) == 0 ? https : plain;
+}
+
+const char *srv_http_authority(const char *address)
+{
+	const size_t n_chars = strlen(srv_http_scheme(address));
+
+	return strncasecmp(address, srv_http_scheme(address), n_chars) == 0 ? address + n_chars : address;
+}
+
 /* "HOST:PORT" or "[HOST]:PORT" to its parts. */
 static enum kv_status split_address(
 	const char *address, char host[static 256], char port[static 6], struct kv_error *err)
 {
-	const char *colon = strrchr(address, ':');
-	const char *first = address;
-	size_t host_bytes = colon ? (size_t)(colon - address) : 0;
+	const char *first = srv_http_authority(address);
+	const char *colon = strrchr(first, ':');
+	size_t host_bytes = colon ? (size_t)(colon - first) : 0;
 
-	if (host_bytes >= 2 && address[0] == '[' && colon[-1] == ']') {
+	if (host_bytes >= 2 && first[0] == '[' && colon[-1] == ']') {
 		first++;
 		host_bytes -= 2;
 	}
 	if (host_bytes == 0 || host_bytes >= 256 || !is_port(colon + 1))
-		return kv_fail(
-			err, KV_BAD_ARG, "'%.100s' is not HOST:PORT with a port from 1 to 65535", address);
+		return kv_fail(err, KV_BAD_ARG,
+			"'%.100s' is not HOST:PORT or https://HOST:PORT with a port from 1 to 65535",
+			address);
 	memcpy(host, first, host_bytes);
 	host[host_bytes] = '\0';
 	memcpy(port, colon + 1, strlen(colon + 1) + 1);
@@ -134,16 +153,15 @@ static enum kv_status connect_any(struct exchange *exchange, struct kv_error *er
 {
 	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
 	struct addrinfo *list;
-	char host[256], port[6];
-	enum kv_status status = split_address(exchange->address, host, port, err);
+	enum kv_status status = split_address(exchange->target->address, exchange->host, exchange->port, err);
 
 	if (status != KV_OK)
 		return status;
-	const int code = getaddrinfo(host, port, &hints, &list);
+	const int code = getaddrinfo(exchange->host, exchange->port, &hints, &list);
 
 	if (code != 0)
-		return kv_fail(err, KV_UNAVAILABLE, "host '%s': %s", host, gai_strerror(code));
-	status = kv_fail(err, KV_UNAVAILABLE, "host '%s' has no address", host);
+		return kv_fail(err, KV_UNAVAILABLE, "host '%s': %s", exchange->host, gai_strerror(code));
+	status = kv_fail(err, KV_UNAVAILABLE, "host '%s' has no address", exchange->host);
 	for (const struct addrinfo *info = list; info && status != KV_OK; info = info->ai_next) {
 		close_socket(exchange);
 		status = connect_one(exchange, info, err);
@@ -152,25 +170,68 @@ static enum kv_status connect_any(struct exchange *exchange, struct kv_error *er
 	return status;
 }
 
+static enum kv_status begin_tls(struct exchange *exchange, struct kv_error *err)
+{
+	if (srv_http_scheme(exchange->target->address) != https)
+		return KV_OK;
+	enum kv_status status =
+		srv_tls_create(&exchange->target->trust, exchange->host, exchange->fd, &exchange->tls, err);
+
+	while (status == KV_OK) {
+		status = srv_tls_handshake(exchange->tls, err);
+		if (status != KV_BUSY_RETRY)
+			break;
+		status = wait_for(exchange, srv_tls_events(exchange->tls), "TLS handshake", err);
+	}
+	return status;
+}
+
+/* Sends some bytes. BUSY_RETRY: when the socket is ready. */
+static enum kv_status send_some(const struct exchange *exchange, const char *data, size_t n_bytes,
+	size_t *n_sent, struct kv_error *err)
+{
+	if (exchange->tls)
+		return srv_tls_send(exchange->tls, data, n_bytes, n_sent, err);
+	const ssize_t n = send(exchange->fd, data, n_bytes, MSG_NOSIGNAL);
+
+	if (n < 0 && (errno == EINTR || errno == EAGAIN))
+		return KV_BUSY_RETRY;
+	if (n < 0)
+		return kv_fail(err, KV_IO_ERROR, "send: %s", strerror(errno));
+	*n_sent = (size_t)n;
+	return KV_OK;
+}
+
+/* Receives some bytes; 0 is the end. BUSY_RETRY as above. */
+static enum kv_status receive_some(const struct exchange *exchange, uint8_t *buffer, size_t n_bytes,
+	size_t *n_received, struct kv_error *err)
+{
+	if (exchange->tls)
+		return srv_tls_receive(exchange->tls, buffer, n_bytes, n_received, err);
+	const ssize_t n = recv(exchange->fd, buffer, n_bytes, 0);
+
+	if (n < 0 && (errno == EINTR || errno == EAGAIN))
+		return KV_BUSY_RETRY;
+	if (n < 0)
+		return kv_fail(err, KV_IO_ERROR, "receive: %s", strerror(errno));
+	*n_received = (size_t)n;
+	return KV_OK;
+}
+
 static enum kv_status send_all(
 	const struct exchange *exchange, const char *data, size_t n_bytes, struct kv_error *err)
 {
 	while (n_bytes > 0) {
-		const ssize_t n = send(exchange->fd, data, n_bytes, MSG_NOSIGNAL);
+		size_t n_sent = 0;
+		enum kv_status status = send_some(exchange, data, n_bytes, &n_sent, err);
 
-		if (n >= 0) {
-			data += n;
-			n_bytes -= (size_t)n;
-			continue;
-		}
-		if (errno == EINTR)
-			continue;
-		if (errno != EAGAIN)
-			return kv_fail(err, KV_IO_ERROR, "send: %s", strerror(errno));
-		const enum kv_status status = wait_for(exchange, POLLOUT, "room to send", err);
-
+		if (status == KV_BUSY_RETRY)
+			status = wait_for(exchange, exchange->tls ? srv_tls_events(exchange->tls) : POLLOUT,
+				"room to send", err);
 		if (status != KV_OK)
 			return status;
+		data += n_sent;
+		n_bytes -= n_sent;
 	}
 	return KV_OK;
 }
@@ -184,12 +245,13 @@ static enum kv_status send_request(const struct exchange *exchange, struct kv_er
 	if (strcmp(exchange->method, "GET") != 0)
 		snprintf(content, sizeof(content),
 			"Content-Type: application/json\r\nContent-Length: %zu\r\n", json_bytes);
-	const bool has_token = exchange->token && exchange->token[0];
+	const char *token = exchange->target->token;
+	const bool has_token = token && token[0];
 	const int n = snprintf(head, sizeof(head),
 		"%s %s HTTP/1.1\r\nHost: %s\r\nAccept: application/json\r\nConnection: close\r\n%s%s%s%s\r\n",
-		exchange->method, exchange->path, exchange->address,
-		has_token ? "Authorization: Bearer " : "", has_token ? exchange->token : "",
-		has_token ? "\r\n" : "", content);
+		exchange->method, exchange->path, srv_http_authority(exchange->target->address),
+		has_token ? "Authorization: Bearer " : "", has_token ? token : "", has_token ? "\r\n" : "",
+		content);
 
 	if (n < 0 || (size_t)n >= sizeof(head))
 		return kv_fail(err, KV_BAD_ARG, "the path is too long");
@@ -200,24 +262,33 @@ static enum kv_status send_request(const struct exchange *exchange, struct kv_er
 						 : status;
 }
 
+/* The connection has ended. */
+static enum kv_status end_reply(
+	const struct exchange *exchange, struct srv_http_parser *parser, struct kv_error *err)
+{
+	if (!exchange->tls && parser->n_lines == 0 && parser->line_bytes == 0)
+		return kv_fail(err, KV_CORRUPT,
+			"the connection ended without a reply; a daemon with a certificate is asked at "
+			"https://HOST:PORT");
+	return srv_http_parser_end(parser, err);
+}
+
 static enum kv_status receive_reply(
 	const struct exchange *exchange, struct srv_http_parser *parser, struct kv_error *err)
 {
 	uint8_t buffer[RECEIVE_BYTES];
 
 	while (parser->state != SRV_HTTP_DONE) {
-		size_t n_used;
-		const ssize_t n = recv(exchange->fd, buffer, sizeof(buffer), 0);
-		enum kv_status status = KV_OK;
+		size_t n_used, n = 0;
+		enum kv_status status = receive_some(exchange, buffer, sizeof(buffer), &n, err);
 
-		if (n > 0)
-			status = srv_http_parser_feed(parser, buffer, (size_t)n, &n_used, err);
-		else if (n == 0)
-			status = srv_http_parser_end(parser, err);
-		else if (errno == EAGAIN)
-			status = wait_for(exchange, POLLIN, "reply", err);
-		else if (errno != EINTR)
-			status = kv_fail(err, KV_IO_ERROR, "receive: %s", strerror(errno));
+		if (status == KV_BUSY_RETRY)
+			status = wait_for(exchange, exchange->tls ? srv_tls_events(exchange->tls) : POLLIN,
+				"reply", err);
+		else if (status == KV_OK && n > 0)
+			status = srv_http_parser_feed(parser, buffer, n, &n_used, err);
+		else if (status == KV_OK)
+			status = end_reply(exchange, parser, err);
 		if (status != KV_OK)
 			return status;
 	}
@@ -238,16 +309,15 @@ static enum kv_status take_reply(
 	return KV_OK;
 }
 
-enum kv_status srv_http_request(const char *address, const char *method, const char *path, const char *json,
-	const char *token, uint32_t timeout_ms, struct srv_http_reply *reply, struct kv_error *err)
+enum kv_status srv_http_request(const struct srv_http_target *target, const char *method, const char *path,
+	const char *json, struct srv_http_reply *reply, struct kv_error *err)
 {
 	struct exchange exchange = {
-		.address = address,
+		.target = target,
 		.method = method,
 		.path = path,
 		.json = json,
-		.token = token,
-		.deadline_ns = kv_clock_now_ns(kv_clock_system()) + timeout_ms * KV_NS_PER_MS,
+		.deadline_ns = kv_clock_now_ns(kv_clock_system()) + target->timeout_ms * KV_NS_PER_MS,
 		.fd = -1,
 	};
 	struct srv_http_parser parser;
@@ -256,13 +326,17 @@ enum kv_status srv_http_request(const char *address, const char *method, const c
 	srv_http_parser_init(&parser);
 	status = connect_any(&exchange, err);
 	if (status == KV_OK)
+		status = begin_tls(&exchange, err);
+	if (status == KV_OK)
 		status = send_request(&exchange, err);
 	if (status == KV_OK)
 		status = receive_reply(&exchange, &parser, err);
 	if (status == KV_OK)
 		status = take_reply(&parser, reply, err);
 	if (status != KV_OK)
-		kv_error_wrap(err, "%s http://%.128s%.128s", method, address, path);
+		kv_error_wrap(err, "%s %s%.128s%.128s", method, srv_http_scheme(target->address),
+			srv_http_authority(target->address), path);
+	srv_tls_destroy(exchange.tls);
 	close_socket(&exchange);
 	srv_http_parser_finish(&parser);
 	return status;

@@ -15,6 +15,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "server/ctl/tls.h"
 
 #define SRV_HTTP_LINE_BYTES_MAX 4096u /* status line, header line, chunk size line */
 #define SRV_HTTP_LINES_MAX      256u  /* header and trailer lines, interim replies included */
@@ -60,15 +61,24 @@ struct srv_http_reply {
 };
 void srv_http_reply_finish(struct srv_http_reply *reply);
 
-/* "HOST:PORT" or "[HOST]:PORT" with a port from 1 to 65535. */
+/* Who is asked, and how. */
+struct srv_http_target {
+	const char *address; /* "HOST:PORT", "[HOST]:PORT", with "http://" or "https://" in front if wanted */
+	const char *token;   /* NULL or "": none */
+	struct srv_tls_trust trust; /* for https:// */
+	uint32_t timeout_ms;        /* for the whole of a request */
+};
+
+/* A port from 1 to 65535 behind a host, with a scheme or without. */
 bool srv_http_address_is_valid(const char *address);
+/* "http://" or "https://", and what stands behind it. */
+const char *srv_http_scheme(const char *address);
+const char *srv_http_authority(const char *address);
 /*
- * Sends one request to "HOST:PORT" and waits at most timeout_ms for the whole reply. `json` NULL: no body;
- * `token` NULL or empty: none.
+ * Sends one request and waits at most timeout_ms for the whole reply. `json` NULL: no body.
  * The text of a failure begins with method and address. Any code is OK here: callers look at reply->code.
  */
-KV_MUST_CHECK enum kv_status srv_http_request(const char *address, const char *method, const char *path,
-	const char *json, const char *token, uint32_t timeout_ms, struct srv_http_reply *reply,
-	struct kv_error *err);
+KV_MUST_CHECK enum kv_status srv_http_request(const struct srv_http_target *target, const char *method,
+	const char *path, const char *json, struct srv_http_reply *reply, struct kv_error *err);
 
 #endif

@@ -63,9 +63,9 @@ int main(int argc, char **argv)
 	}
 	if (ctl.is_help) {
 		if (ctl.command)
-			srv_ctl_print_command_help(ctl.command);
+			srv_ctl_print_command_help(commands, KV_LENGTH(commands), ctl.command);
 		else
-			srv_ctl_print_help(commands, KV_LENGTH(commands));
+			srv_ctl_print_help(commands, KV_LENGTH(commands), ctl.group);
 		return EXIT_DONE;
 	}
 	status = srv_ctl_read_token(&ctl, &err);

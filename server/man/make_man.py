@@ -84,9 +84,9 @@ def daemon_page(program):
 
 def entries(block):
     """("--name VALUE", text) of lines "  --name VALUE   text"; deeper lines go on."""
-    for line in block.splitlines():
-        found = re.match(r"  (\S.*?)(?:\s{2,}(.*))?$", line)
-        if found and not line.startswith("   "):
+    for entry in re.split(r"\n(?=  \S)", block):
+        found = re.match(r"  (\S.*?)(?:\s{2,}(.*))?$", re.sub(r"\n\s+", " ", entry))
+        if found:
             yield found.group(1), found.group(2) or ""
 
 

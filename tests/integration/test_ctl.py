@@ -403,6 +403,22 @@ class CommandLine(unittest.TestCase):
                     self.assertIn(word, done.stdout)
         self.assertRegex(run("--version").stdout, r"^tqkvctl \d+\.\d+\.\d+, commit \S+\n$")
 
+    def test_help_is_no_mistake(self):
+        """Of the program, of a command by either order of words, and of the first word of several commands; 100 columns."""
+        for args, words in [(["help"], ["usage: tqkvctl", "bench echo"]), (["bench", "--help"], ["bench echo", "bench cpu"]),
+                            (["codec", "-h"], ["codec info"]), (["capture", "--help"], ["capture inspect"]),
+                            (["help", "bench"], ["bench step"]), (["help", "bench", "cpu"], ["--threads"]),
+                            (["tenants", "--help"], ["See also: 'tqkvctl tenants set', 'tqkvctl tenants clear'"])]:
+            with self.subTest(args=args):
+                done = run(*args)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                for word in words:
+                    self.assertIn(word, done.stdout)
+        self.assertNotIn("ping", run("bench", "--help").stdout)
+        for name in self.commands():
+            for line in run(*name.split(), "--help").stdout.splitlines():
+                self.assertLessEqual(len(line), 110, line)
+
     def test_wrong_command_lines_exit_2_with_advice(self):
         for args, words in [
             ([], ["no command", "tqkvctl --help"]), (["frobnicate"], ["'frobnicate'", "tqkvctl --help"]),
@@ -418,6 +434,8 @@ class CommandLine(unittest.TestCase):
             (["--http", "banana", "info"], ["--http", "banana", "HOST:PORT"]),
             (["--http", "127.0.0.1:99999", "info"], ["--http", "99999", "65535"]),
             (["--http", "127.0.0.1:0", "info"], ["--http", "65535"]),
+            (["--http", "https://127.0.0.1", "info"], ["--http", "https://HOST:PORT"]),
+            (["tenants", "set", "7", "--bytes", "1xb"], ["--bytes", "'1xb'", "KiB, MiB or GiB"]),
         ]:
             with self.subTest(args=args):
                 done = run(*args)

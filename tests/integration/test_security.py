@@ -438,6 +438,67 @@ class Tls(unittest.TestCase):
             with self.assertRaisesRegex(tqkv.TqkvError, "is asked at https://host:port"):
                 tqkv.http.Control(daemon.http, timeout=PATIENCE_S).info()
 
+    def test_tqkvctl_over_https(self):
+        """The certificate must come from who is trusted and carry the address; each mistake says what is wrong with what."""
+        def run(*args, **env):
+            return subprocess.run([BUILD / "server/tqkvctl", *map(str, args)], capture_output=True, text=True,
+                                  timeout=PATIENCE_S, env={**os.environ, **{name: str(text) for name, text in env.items()}})
+
+        ca_file = self.folder / "ca.pem"
+        with Daemon(*self.options(), tls=self.context()) as daemon:
+            where = ("--http", f"https://{daemon.http}")
+            for done in (run(*where, "--http-ca-file", ca_file, "--json", "info"),
+                         run("--json", "info", TQKV_HTTP=f"HTTPS://{daemon.http}", TQKV_HTTP_CA_FILE=ca_file)):
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertIn("version", json.loads(done.stdout))
+            # A body in both directions, larger than a record.
+            self.assertEqual(run(*where, "--http-ca-file", ca_file, "plan", "--model", "llama-3.1-8b").returncode, 0)
+            host, port = daemon.http.rsplit(":", 1)
+            for args, words in ((where, ["NOT trusted", "issuer is unknown", "--http-ca-file"]),
+                                ((*where, "--http-ca-file", self.folder / "other.pem"), ["issuer is unknown"]),
+                                ((*where, "--http-ca-file", self.folder / "absent.pem"), ["--http-ca-file", "absent.pem"]),
+                                ((*where, "--http-ca-file", self.folder / "server.key"), ["--http-ca-file", "server.key"]),
+                                ((*where, "--http-key-file", ca_file), ["--http-certificate-file"]),
+                                ((*where, "--http-certificate-file", ca_file), ["--http-certificate-file", "ca.pem"]),
+                                (("--http", daemon.http), ["a daemon with a certificate is asked at https://HOST:PORT"])):
+                done = run(*args, "info")
+                self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+            self.assertEqual(run(*where, "--http-ca-file", ca_file, "info").returncode, 0)
+        with Daemon("--backend", "cpu", "--pool", EXACT) as daemon:
+            done = run("--http", f"https://{daemon.http}", "--http-ca-file", ca_file, "info")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("the answer is not TLS", done.stderr)
+
+    def test_tqkvctl_checks_the_name(self):
+        """A certificate of the right authority for another address is none."""
+        folder = folder_with(self)
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        key = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=127.0.0.1",
+               "-keyout", "else.key", "-out", "else.csr"]
+        sign = ["openssl", "x509", "-req", "-in", "else.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2",
+                "-extfile", "else.cnf", "-out", "else.pem"]
+        (folder / "else.cnf").write_text("subjectAltName=DNS:elsewhere.example,IP:127.0.0.9\n")
+        for command in (key, sign):
+            subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        with Daemon("--backend", "cpu", "--pool", EXACT, "--http-certificate-file", folder / "else.pem", "--http-key-file",
+                    folder / "else.key", tls=ssl._create_unverified_context()) as daemon:
+            done = subprocess.run([BUILD / "server/tqkvctl", "--http", f"https://{daemon.http}", "--http-ca-file",
+                                   folder / "ca.pem", "info"], capture_output=True, text=True, timeout=PATIENCE_S)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("does not match", done.stderr)
+
+    def test_tqkvctl_shows_a_certificate(self):
+        ca_file = self.folder / "ca.pem"
+        with Daemon(*self.options("--http-client-ca-file", ca_file), tls=self.context(client="client")) as daemon:
+            command = [BUILD / "server/tqkvctl", "--http", f"https://{daemon.http}", "--http-ca-file", ca_file, "info"]
+            for more, code in (([], 1), (["--http-certificate-file", self.folder / "client.pem", "--http-key-file",
+                                          self.folder / "client.key"], 0)):
+                done = subprocess.run([*map(str, command + more)], capture_output=True, text=True, timeout=PATIENCE_S)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertEqual("--http-certificate-file" in done.stderr, code == 1, done.stderr)
+
     def rotated(self):
         """The files of a daemon, to be replaced, and a second authority's set beside them."""
         folder, fresh = (folder_with(self) for _ in range(2))

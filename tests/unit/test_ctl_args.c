@@ -115,6 +115,14 @@ START_TEST(test_ctl_args_environment)
 	ck_assert_str_eq(ctl.http, "127.0.0.1:7871");
 	ck_assert_int_eq(parse(&ctl, "two words --addr unix:/y", NULL), KV_OK);
 	ck_assert_str_eq(ctl.addr, "unix:/y");
+	setenv("TQKV_HTTP", "https://h:1", 1);
+	setenv("TQKV_HTTP_CA_FILE", "ca", 1);
+	ck_assert_int_eq(parse(&ctl, "two words", NULL), KV_OK);
+	ck_assert_str_eq(ctl.http, "https://h:1");
+	ck_assert_str_eq(ctl.trust.ca_file, "ca");
+	ck_assert_ptr_null(ctl.trust.certificate_file);
+	unsetenv("TQKV_HTTP_CA_FILE");
+	unsetenv("TQKV_HTTP");
 }
 END_TEST
 
@@ -129,6 +137,21 @@ START_TEST(test_ctl_args_help)
 	ck_assert_int_eq(parse(&ctl, "one -h", NULL), KV_OK);
 	ck_assert(ctl.is_help);
 	ck_assert_ptr_eq(ctl.command, &one);
+	ck_assert_int_eq(parse(&ctl, "help", NULL), KV_OK);
+	ck_assert(ctl.is_help && !ctl.command && !ctl.group);
+	ck_assert_int_eq(parse(&ctl, "help two words", NULL), KV_OK);
+	ck_assert(ctl.is_help);
+	ck_assert_ptr_eq(ctl.command, &two_words);
+	/* The first word of several commands: help lists those. */
+	ck_assert_int_eq(parse(&ctl, "two --help", NULL), KV_OK);
+	ck_assert(ctl.is_help && !ctl.command);
+	ck_assert_str_eq(ctl.group, "two");
+	ck_assert_int_eq(parse(&ctl, "help two", NULL), KV_OK);
+	ck_assert(ctl.is_help);
+	ck_assert_str_eq(ctl.group, "two");
+	ck_assert_int_eq(parse(&ctl, "two", NULL), SRV_CTL_USAGE);
+	ck_assert_int_eq(parse(&ctl, "two more --help", NULL), SRV_CTL_USAGE);
+	ck_assert_int_eq(parse(&ctl, "help three", NULL), SRV_CTL_USAGE);
 }
 END_TEST
 

@@ -231,8 +231,10 @@ START_TEST(test_ctl_http_client_talks)
 	server_start(&server, "HTTP/1.1 201 Created\r\nContent-Length: 12\r\n\r\n{\"name\":\"a\"}");
 	snprintf(address, sizeof(address), "127.0.0.1:%u", server.port);
 	snprintf(host, sizeof(host), "\r\nHost: %s\r\n", address);
-	ck_assert_int_eq(
-		srv_http_request(address, "POST", "/v1/pools", "{\"a\":1}", "the-token", 5000, &reply, NULL),
+	ck_assert_int_eq(srv_http_request(
+				 &(struct srv_http_target){
+					 .address = address, .token = "the-token", .timeout_ms = 5000 },
+				 "POST", "/v1/pools", "{\"a\":1}", &reply, NULL),
 		KV_OK);
 	server_stop(&server);
 	ck_assert_uint_eq(reply.code, 201);
@@ -248,8 +250,9 @@ START_TEST(test_ctl_http_client_talks)
 	/* An empty body is an empty text, not NULL. */
 	server_start(&server, "HTTP/1.1 204 No Content\r\n\r\n");
 	snprintf(address, sizeof(address), "127.0.0.1:%u", server.port);
-	ck_assert_int_eq(
-		srv_http_request(address, "DELETE", "/v1/pools/a", NULL, NULL, 5000, &reply, NULL), KV_OK);
+	ck_assert_int_eq(srv_http_request(&(struct srv_http_target){ .address = address, .timeout_ms = 5000 },
+				 "DELETE", "/v1/pools/a", NULL, &reply, NULL),
+		KV_OK);
 	server_stop(&server);
 	ck_assert_uint_eq(reply.code, 204);
 	ck_assert_str_eq(reply.body, "");
@@ -270,15 +273,43 @@ START_TEST(test_ctl_http_client_gives_up)
 
 	server_start(&server, NULL);
 	snprintf(address, sizeof(address), "127.0.0.1:%u", server.port);
-	ck_assert_int_eq(
-		srv_http_request(address, "GET", "/livez", NULL, NULL, 50, &reply, &err), KV_UNAVAILABLE);
+	ck_assert_int_eq(srv_http_request(&(struct srv_http_target){ .address = address, .timeout_ms = 50 },
+				 "GET", "/livez", NULL, &reply, &err),
+		KV_UNAVAILABLE);
 	server_stop(&server);
 	ck_assert_ptr_nonnull(strstr(err.msg, "no reply in time"));
 	ck_assert_ptr_nonnull(strstr(err.msg, address));
 
-	ck_assert_int_eq(
-		srv_http_request(address, "GET", "/livez", NULL, NULL, 5000, &reply, &err), KV_UNAVAILABLE);
+	ck_assert_int_eq(srv_http_request(&(struct srv_http_target){ .address = address, .timeout_ms = 5000 },
+				 "GET", "/livez", NULL, &reply, &err),
+		KV_UNAVAILABLE);
 	ck_assert_ptr_nonnull(strstr(err.msg, "refused"));
+}
+END_TEST
+
+/* A scheme is no part of the Host header; an answer that is no TLS, and a connection that ends at once, say
+ * what to try. */
+START_TEST(test_ctl_http_client_knows_schemes)
+{
+	struct srv_http_reply reply;
+	struct kv_error err;
+	struct server server;
+	char address[64], host[64];
+	const struct srv_http_target target = { .address = address, .timeout_ms = 5000 };
+
+	server_start(&server, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+	snprintf(address, sizeof(address), "http://127.0.0.1:%u", server.port);
+	snprintf(host, sizeof(host), "\r\nHost: 127.0.0.1:%u\r\n", server.port);
+	ck_assert_int_eq(srv_http_request(&target, "GET", "/livez", NULL, &reply, &err), KV_OK);
+	server_stop(&server);
+	srv_http_reply_finish(&reply);
+	ck_assert_ptr_nonnull(strstr(server.request, host));
+
+	server_start(&server, "");
+	snprintf(address, sizeof(address), "127.0.0.1:%u", server.port);
+	ck_assert_int_eq(srv_http_request(&target, "GET", "/livez", NULL, &reply, &err), KV_CORRUPT);
+	server_stop(&server);
+	ck_assert_ptr_nonnull(strstr(err.msg, "at https://HOST:PORT"));
 }
 END_TEST
 
@@ -286,13 +317,15 @@ END_TEST
 START_TEST(test_ctl_http_client_checks_addresses)
 {
 	static const char *const bad[] = { "", "localhost", ":80", "127.0.0.1:", "127.0.0.1:http",
-		"127.0.0.1:123456", "[::1]", "a:-1" };
+		"127.0.0.1:123456", "[::1]", "a:-1", "https://", "https://a", "ftp://a:1/", "http://a:1/x" };
 	struct srv_http_reply reply;
 	struct kv_error err;
 
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		ck_assert_int_eq(
-			srv_http_request(bad[i], "GET", "/", NULL, NULL, 50, &reply, &err), KV_BAD_ARG);
+			srv_http_request(&(struct srv_http_target){ .address = bad[i], .timeout_ms = 50 },
+				"GET", "/", NULL, &reply, &err),
+			KV_BAD_ARG);
 		ck_assert_ptr_nonnull(strstr(err.msg, "is not HOST:PORT"));
 	}
 }
@@ -308,6 +341,7 @@ int main(void)
 	tcase_add_test(tcase, test_ctl_http_client_is_bounded);
 	tcase_add_test(tcase, test_ctl_http_client_talks);
 	tcase_add_test(tcase, test_ctl_http_client_gives_up);
+	tcase_add_test(tcase, test_ctl_http_client_knows_schemes);
 	tcase_add_test(tcase, test_ctl_http_client_checks_addresses);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK);
