@@ -214,6 +214,12 @@ static enum kv_status check_sequence(
 	for (uint32_t l = 0; l < spec->n_layers; l++) {
 		const uint32_t n = kv_div_up_u32(staged->lengths[l], spec->block_size);
 
+		/* A pool's bound may differ from where the file comes from. */
+		if (staged->lengths[l] > session->tokens_max && session->tokens_max == spec->tokens_max)
+			return kv_fail(err, KV_LIMIT,
+				"sequence %llu has %u tokens, pool \"%s\" of this daemon allows %u",
+				(unsigned long long)staged->id, staged->lengths[l], spec->name,
+				spec->tokens_max);
 		if (staged->lengths[l] > session->tokens_max)
 			return kv_fail(err, KV_CORRUPT, "%u tokens, the session allows %u",
 				staged->lengths[l], session->tokens_max);

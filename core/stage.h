@@ -45,7 +45,7 @@ struct kv_staged_sequence {
 	uint32_t n_entries[KV_GROUPS_MAX]; /* its tables must get exactly as many */
 	uint32_t n_gone[KV_GROUPS_MAX];    /* as kv_sequence has it */
 };
-/* Of the last session. CORRUPT, LIMIT, BUSY_RETRY. */
+/* Of the last session. CORRUPT, LIMIT (of the pool or the domain), QUOTA, BUSY_RETRY. */
 KV_MUST_CHECK enum kv_status kv_stage_sequence(struct kv_stage *stage,
 	const struct kv_staged_sequence *sequence, uint64_t now_ns, struct kv_error *err);
 /*

@@ -81,12 +81,10 @@ static void report(struct srv_checkpoint *checkpoint)
 	view->status = checkpoint->status;
 	view->elapsed_us = us;
 	view->n_bytes = checkpoint->offset;
-	if (checkpoint->is_consumed && checkpoint->status == KV_NOT_FOUND && !checkpoint->is_save) {
-		srv_log(SRV_LOG_INFO, "no snapshot of an earlier drain to restore");
-		return;
-	}
 	if (checkpoint->status != KV_OK) {
 		snprintf(view->detail, sizeof(view->detail), "%.299s", checkpoint->err.msg);
+		if (view->is_absent && checkpoint->is_optional)
+			return;
 		srv_log(SRV_LOG_ERROR, "%s %s failed: %s: %s", view->is_restore ? "restoring" : "snapshot",
 			checkpoint->name, kv_status_name(checkpoint->status), checkpoint->err.msg);
 		return;
@@ -145,6 +143,7 @@ static void give_up_file(
 {
 	const enum kv_status status = result == -ENOENT && !checkpoint->is_save ? KV_NOT_FOUND : KV_IO_ERROR;
 
+	checkpoint->view.is_absent = status == KV_NOT_FOUND;
 	give_up(checkpoint,
 		kv_fail(&checkpoint->err, status, "%s %s: %s", what, path, strerror((int)-result)));
 }
@@ -161,11 +160,6 @@ static void commit(struct srv_checkpoint *checkpoint)
 		return;
 	}
 	close_file(checkpoint);
-	if (checkpoint->is_consumed) {
-		srv_checkpoint_post(checkpoint, CKPT_UNLINK,
-			(struct kv_io_file){ .kind = KV_IO_FILE_UNLINK, .path = checkpoint->path });
-		return;
-	}
 	release(checkpoint);
 }
 

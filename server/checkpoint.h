@@ -32,9 +32,9 @@ void srv_checkpoint_destroy(struct srv_checkpoint *checkpoint);
  */
 KV_MUST_CHECK enum kv_status srv_checkpoint_save(
 	struct srv_checkpoint *checkpoint, const char *name, uint64_t session, struct kv_error *err);
-/* is_consumed: the file goes once it is restored. */
+/* is_optional: no such file is no failure in the log; the status is NOT_FOUND, and the view says is_absent. */
 KV_MUST_CHECK enum kv_status srv_checkpoint_load(
-	struct srv_checkpoint *checkpoint, const char *name, bool is_consumed, struct kv_error *err);
+	struct srv_checkpoint *checkpoint, const char *name, bool is_optional, struct kv_error *err);
 
 bool srv_checkpoint_is_running(const struct srv_checkpoint *checkpoint);
 void srv_checkpoint_status(const struct srv_checkpoint *checkpoint, struct srv_checkpoint_view *out);

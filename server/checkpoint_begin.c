@@ -145,7 +145,7 @@ enum kv_status srv_checkpoint_save(
 }
 
 enum kv_status srv_checkpoint_load(
-	struct srv_checkpoint *checkpoint, const char *name, bool is_consumed, struct kv_error *err)
+	struct srv_checkpoint *checkpoint, const char *name, bool is_optional, struct kv_error *err)
 {
 	enum kv_status status;
 
@@ -154,7 +154,7 @@ enum kv_status srv_checkpoint_load(
 	status = prepare(checkpoint, name, false, err);
 	if (status != KV_OK)
 		return status;
-	checkpoint->is_consumed = is_consumed;
+	checkpoint->is_optional = is_optional;
 	status = srv_load_begin(checkpoint, err);
 	if (status != KV_OK) {
 		return_chunk(checkpoint);
@@ -193,7 +193,7 @@ static const struct kv_sm_state checkpoint_states[] = {
 	[CKPT_DIR_OPEN] = { "open directory", TO(DIR_SYNC) | TO(RELEASE) },
 	[CKPT_DIR_SYNC] = { "sync directory", TO(RELEASE) },
 	[CKPT_READ] = { "read", TO(PARSE) | TO(RELEASE) },
-	[CKPT_PARSE] = { "parse", TO(READ) | TO(SEALED) | TO(UNLINK) | TO(RELEASE) },
+	[CKPT_PARSE] = { "parse", TO(READ) | TO(SEALED) | TO(RELEASE) },
 	[CKPT_UNLINK] = { "unlink", TO(RELEASE) },
 	[CKPT_RELEASE] = { "release", TO(IDLE) },
 };

@@ -27,7 +27,7 @@ enum srv_checkpoint_state {
 	CKPT_DIR_SYNC,
 	CKPT_READ,    /* file operation */
 	CKPT_PARSE,   /* loading: records are taken from the chunk; or waits for a lane to do so */
-	CKPT_UNLINK,  /* file operation: what is half written, or restored and consumed */
+	CKPT_UNLINK,  /* file operation: what is half written */
 	CKPT_RELEASE, /* blocks that are still owned are given back */
 };
 
@@ -60,7 +60,7 @@ struct srv_checkpoint {
 	struct srv_mover mover;
 	struct kv_sm sm;
 	enum srv_checkpoint_stop stop; /* of what is sealed */
-	bool is_save, is_consumed, is_file_made, is_open;
+	bool is_save, is_optional, is_file_made, is_open;
 	bool is_complete; /* saving: the trailer is in the chunk */
 	struct srv_file file;
 	int fd;
@@ -85,7 +85,8 @@ struct srv_checkpoint {
 	struct kv_stage *stage;
 	uint64_t parse_at;
 	uint32_t n_pools_announced, n_pools;
-	struct kv_pool *pools[KV_POOLS_MAX]; /* by number in the file */
+	struct kv_pool *pools[KV_POOLS_MAX]; /* by number in the file; NULL: this daemon has none */
+	char pool_names[KV_POOLS_MAX][KV_POOL_NAME_BYTES_MAX + 1];
 	struct kv_pool *session_pool;
 	uint32_t lengths[KV_LAYERS_MAX];
 	uint32_t entries[SRV_TABLE_ENTRIES_MAX];

@@ -71,6 +71,8 @@ static enum kv_status take_pool(struct srv_checkpoint *checkpoint, const struct 
 			difference);
 	}
 	/* One that there is not matters only if a session is in it. */
+	memcpy(checkpoint->pool_names[checkpoint->n_pools], told.name, told.name_bytes);
+	checkpoint->pool_names[checkpoint->n_pools][told.name_bytes] = '\0';
 	checkpoint->pools[checkpoint->n_pools++] = pool;
 	return KV_OK;
 }
@@ -82,8 +84,10 @@ static enum kv_status find_pool(
 		return kv_fail(
 			err, KV_CORRUPT, "it is in pool %u, %u were told", number, checkpoint->n_pools);
 	if (!checkpoint->pools[number])
-		return kv_fail(
-			err, KV_NOT_FOUND, "this daemon does not have the snapshot's pool number %u", number);
+		return kv_fail(err, KV_NOT_FOUND,
+			"this daemon has no pool \"%s\", which it is in; make that pool first, as the "
+			"snapshot's daemon had it",
+			checkpoint->pool_names[number]);
 	*pool = checkpoint->pools[number];
 	return KV_OK;
 }

@@ -167,6 +167,7 @@ struct srv_audit_view {
 struct srv_checkpoint_view {
 	uint64_t n_begun; /* since start; 0: there was none */
 	bool is_running, is_restore;
+	bool is_absent; /* there is no such file */
 	char name[65];
 	enum kv_status status;                       /* once it is over */
 	char detail[300];                            /* why it failed */

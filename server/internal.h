@@ -195,6 +195,13 @@ struct srv_file {
 	void (*done)(struct srv_file *file);
 };
 
+/* The snapshot of the last drain at a start; drained.c. */
+struct srv_drained {
+	struct srv_file file;
+	bool is_posted;
+	char path[512], path_to[512];
+};
+
 struct srv_flight {
 	struct kv_plan plan;
 	struct srv_entry *entries; /* [KV_PLAN_ITEMS_MAX] */
@@ -280,6 +287,7 @@ struct srv_server {
 	struct srv_lane lanes[KV_POOLS_MAX];           /* by kv_pool.pool_idx */
 	struct srv_probe probe;
 	struct srv_checkpoint *checkpoint;
+	struct srv_drained drained;
 	struct srv_spill *spill;
 	struct srv_audit audit;
 	struct srv_mover *movers[SRV_MOVERS]; /* NULL: unused */

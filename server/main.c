@@ -204,7 +204,10 @@ static enum kv_status start(struct parts *parts, struct kv_error *err)
 		return status;
 	if ((status = srv_server_listen(parts->server, err)) != KV_OK)
 		return status;
-	return start_http(parts, err);
+	if ((status = start_http(parts, err)) != KV_OK)
+		return status;
+	/* The last step: a start that fails leaves the snapshot to the next one. */
+	return srv_server_settle_drained(parts->server, err);
 }
 
 static void say_started(struct parts *parts)

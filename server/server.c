@@ -187,27 +187,6 @@ enum kv_status srv_server_listen(struct srv_server *server, struct kv_error *err
 	return KV_OK;
 }
 
-enum kv_status srv_server_restore(struct srv_server *server, struct kv_error *err)
-{
-	const struct srv_options *options = server->options;
-	const bool is_asked = strcmp(options->restore, "off") != 0;
-	struct srv_checkpoint_view view;
-	enum kv_status status;
-
-	if (!is_asked && !options->snapshot_on_drain)
-		return KV_OK;
-	status = srv_checkpoint_load(
-		server->checkpoint, is_asked ? options->restore : SRV_CHECKPOINT_DRAIN_NAME, !is_asked, err);
-	if (status != KV_OK)
-		return status;
-	while (srv_checkpoint_is_running(server->checkpoint) && !server->is_lost)
-		srv_server_turn(server, srv_server_wait_ns(server));
-	srv_checkpoint_status(server->checkpoint, &view);
-	if (view.status == KV_OK || !is_asked)
-		return KV_OK;
-	return kv_fail(err, view.status, "%s", view.detail);
-}
-
 const char *srv_server_listener(const struct srv_server *server, uint32_t idx)
 {
 	return idx < server->n_listeners ? server->listeners[idx] : NULL;

@@ -50,9 +50,15 @@ int64_t srv_server_wait_ns(struct srv_server *server);
 /*
  * What the options say about snapshots at start, in turns of its own, before anybody can connect: restores
  * `restore`, which must work; or with snapshot_on_drain what the last drain wrote, if anything, where a
- * failure only leaves the daemon empty.
+ * failure only leaves the daemon empty. Files stay as they are.
  */
 KV_MUST_CHECK enum kv_status srv_server_restore(struct srv_server *server, struct kv_error *err);
+/*
+ * Once nothing can keep the daemon from serving: what the last drain wrote is removed when it was restored,
+ * and otherwise gets a name that no drain writes to. IO_ERROR: that did not work, and the next drain would
+ * replace it.
+ */
+KV_MUST_CHECK enum kv_status srv_server_settle_drained(struct srv_server *server, struct kv_error *err);
 /*
  * No new connections and sessions. Those that are there go on until nobody has one any more, or for
  * drain_timeout_ms; then what is in flight is answered, the snapshot is written where one is asked for, and

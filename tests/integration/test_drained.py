@@ -1,0 +1,137 @@
+"""What the last drain wrote may be the only place where its sessions are: no start loses it."""
+
+import json
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import unittest
+
+import numpy as np
+
+import tqkv
+from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon
+from test_snapshot import fill, outputs, rows
+
+WEB = {"name": "web", "layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "k": "tq4", "v": "tq4", "block_size": 16,
+       "blocks": 64}
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.TemporaryDirectory(prefix="tqkv-test.")
+        self.addCleanup(self.dir.cleanup)
+        self.path = pathlib.Path(self.dir.name)
+
+    def daemon(self, *args, pool=DEMO, **kwargs):
+        return Daemon("--pool", pool, "--snapshot-dir", self.path, "--snapshot-on-drain", *args, **kwargs)
+
+    def drain_one(self, pool="demo", **options):
+        """A daemon with session "conv" stops; what it decoded to."""
+        with self.daemon(**options) as daemon, tqkv.Client(daemon.addr) as client:
+            if pool == "web":
+                self.assertEqual(daemon.request("POST", "/v1/pools", WEB)[0], 201)
+            session = client.open(pool, session="conv")
+            fill(session)
+            before = outputs(session)
+            self.assertEqual(daemon.stop(signal.SIGTERM), 0)
+        self.assertEqual(self.files(), ["drain"])
+        return before
+
+    def files(self):
+        return sorted(path.name.removesuffix(".tqkv") for path in self.path.glob("*.tqkv"))
+
+    def kept(self, daemon):
+        """The name that the log and the directory agree on."""
+        name = re.search(r"<3>the snapshot of the last drain was not restored .* it is kept as (\S+):", daemon.log()).group(1)
+        self.assertIn(f"'tqkvctl restore {name}'", daemon.log())
+        self.assertRegex(name, r"^drain-unrestored-\d{8}T\d{6}Z$")
+        self.assertEqual(self.files(), [name])
+        return name
+
+
+class Unrestored(Case):
+    def test_a_pool_that_was_made_over_http_is_named_and_nothing_is_lost(self):
+        before = self.drain_one("web")
+        with self.daemon() as daemon:
+            self.assertRegex(daemon.log(), r'<3>restoring drain failed: NOT_FOUND: .*no pool "web"')
+            self.assertNotIn("no snapshot of an earlier drain", daemon.log())
+            name = self.kept(daemon)
+        # Drained without sessions meanwhile; what was kept is there all the same.
+        self.assertEqual(self.files(), ["drain", name])
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            self.assertEqual(daemon.request("POST", "/v1/pools", WEB)[0], 201)
+            daemon.ctl("restore", name)
+            self.assertEqual(outputs(client.attach("conv")), before)
+
+    def test_a_smaller_pool_is_no_damage(self):
+        """LIMIT or POOL_FULL with the numbers, not CORRUPT."""
+        before = self.drain_one()
+        for pool, words in ((DEMO + ",tokens_max=32", r"LIMIT: .*sequence 1 has 100 tokens, pool .demo. of this daemon allows 32"),
+                            (DEMO.replace("blocks=64", "blocks=8"), r"POOL_FULL: .*no block for block 8")):
+            with self.daemon(pool=pool) as daemon:
+                self.assertRegex(daemon.log(), "restoring drain failed: " + words)
+                name = self.kept(daemon)
+            (self.path / f"{name}.tqkv").rename(self.path / "drain.tqkv")
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            self.assertEqual(outputs(client.attach("conv")), before)
+
+    def test_a_smaller_quota_keeps_it(self):
+        self.drain_one()
+        config = self.path / "tqkvd.json"
+        config.write_text(json.dumps({"tenants": [{"tenant": "_default", "bytes": 1024}]}))
+        with self.daemon("--config", config) as daemon:
+            self.assertIn("restoring drain failed: QUOTA", daemon.log())
+            self.kept(daemon)
+
+    def test_a_damaged_one_is_kept(self):
+        self.drain_one()
+        path = self.path / "drain.tqkv"
+        whole = bytearray(path.read_bytes())
+        whole[len(whole) // 2] ^= 1
+        path.write_bytes(whole)
+        with self.daemon() as daemon:
+            name = self.kept(daemon)
+            self.assertEqual((self.path / f"{name}.tqkv").read_bytes(), bytes(whole))
+
+    def test_another_one_that_is_asked_for_does_not_cost_it(self):
+        """--restore comes first; the next drain would replace what is called drain."""
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            fill(client.open("demo", session="other"))
+            daemon.ctl("snapshot", "other")
+            client.open("demo", session="conv")
+            daemon.stop(signal.SIGTERM)
+        with self.daemon("--restore", "other") as daemon:
+            self.assertRegex(daemon.log(), "was not restored .another snapshot was asked for.; it is kept as drain-unrestored-")
+        self.assertEqual(self.files()[0], "drain")
+        self.assertEqual(len(self.files()), 3)
+
+    def test_nothing_to_restore_is_said_as_such(self):
+        with self.daemon() as daemon:
+            self.assertIn("<6>no snapshot of an earlier drain to restore", daemon.log())
+            self.assertNotIn("<3>", daemon.log())
+
+
+class FailedStarts(Case):
+    def start(self, *args):
+        done = subprocess.run([str(BUILD / "server/tqkvd"), "--memory", "64MiB", "--pool", DEMO, "--snapshot-dir", str(self.path),
+                               "--snapshot-on-drain", *args], capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr, "cannot start: ")
+        self.assertEqual(self.files(), ["drain"])
+
+    def test_no_failing_start_uses_the_snapshot_up(self):
+        before = self.drain_one()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.start("--listen", f"unix:{self.path}/a.sock", "--http", f"127.0.0.1:{taken.getsockname()[1]}")
+        with Daemon("--pool", EXACT) as other:
+            self.start("--listen", other.addr, "--http", "off")
+        with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:
+            self.assertEqual(self.files(), [])
+            self.assertEqual(outputs(client.attach("conv")), before)
+
+
+if __name__ == "__main__":
+    unittest.main()
