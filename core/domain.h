@@ -49,6 +49,7 @@ struct kv_domain_limits {
 	uint32_t sequences_max; /* over all pools */
 	uint32_t lease_ms;      /* default lease */
 	uint32_t lease_ms_max;
+	uint32_t restored_lease_ms; /* at least, of a restored session until it is attached */
 	/*
 	 * Per cent of a pool's blocks in use: above high, what may be evicted is, until low; 0: only when
 	 * somebody needs it.

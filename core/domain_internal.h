@@ -93,6 +93,8 @@ static inline bool kv_sequence_is_live(const struct kv_sequence *sequence)
 /* session_lease.c */
 void kv_lease_insert(struct kv_domain *domain, struct kv_session_slot *slot);
 void kv_lease_remove(struct kv_domain *domain, struct kv_session_slot *slot);
+/* As a new session has it, also where it was longer until now. */
+void kv_lease_restart(struct kv_domain *domain, struct kv_session_slot *slot, uint64_t now_ns);
 
 /* session.c: what session_stage.c needs, too */
 uint64_t kv_name_hash(const struct kv_domain *domain, const char *name, uint32_t name_bytes, uint64_t tenant);

@@ -320,7 +320,7 @@ enum kv_status kv_session_attach(struct kv_domain *domain, const char *name, uin
 	if (slot->session.state != KV_SESSION_OPEN)
 		return KV_SESSION_EXPIRED;
 	set_owner(domain, slot, owner_id);
-	kv_session_renew(&slot->session, now_ns);
+	kv_lease_restart(domain, slot, now_ns);
 	*out = &slot->session;
 	return KV_OK;
 }

@@ -76,6 +76,16 @@ void kv_session_renew(struct kv_session *session, uint64_t now_ns)
 		session->lease_end_ns = lease_end_ns;
 }
 
+void kv_lease_restart(struct kv_domain *domain, struct kv_session_slot *slot, uint64_t now_ns)
+{
+	if (slot->session.lease_end_ns > now_ns + slot->session.lease_ms * KV_NS_PER_MS) {
+		kv_lease_remove(domain, slot);
+		slot->session.lease_end_ns = now_ns + slot->session.lease_ms * KV_NS_PER_MS;
+		kv_lease_insert(domain, slot);
+	}
+	kv_session_renew(&slot->session, now_ns);
+}
+
 uint32_t kv_session_expire(struct kv_domain *domain, uint64_t now_ns, uint32_t n_max)
 {
 	uint32_t n_closed = 0;

@@ -45,6 +45,11 @@ void kv_session_commit(struct kv_domain *domain, struct kv_session *session, uin
 	if (namesake)
 		kv_drop_name(domain, namesake); /* expired: this one takes the name over */
 	session->state = KV_SESSION_OPEN;
+	const uint64_t restored_ns = domain->limits.restored_lease_ms * KV_NS_PER_MS;
+
+	/* So far it has what is left. Whoever owned it has to hear of the restore first. */
+	if (session->lease_end_ns < restored_ns)
+		session->lease_end_ns = restored_ns;
 	session->lease_end_ns += now_ns;
 	for (uint32_t g = 0; g < pool->spec->n_groups; g++) {
 		const enum kv_status status =

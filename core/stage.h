@@ -76,8 +76,9 @@ KV_MUST_CHECK enum kv_status kv_stage_prefix(struct kv_stage *stage, struct kv_p
 	const struct kv_staged_prefix *prefix, struct kv_error *err);
 
 /*
- * Everything is there: all sessions are open from now on, leases run from now. CORRUPT (something is
- * missing), EXISTS, POOL_FULL (reservations): nothing has changed then. *n_sessions: how many.
+ * Everything is there: all sessions are open from now on. Leases run from now, and last for at least the
+ * domain's restored_lease_ms until somebody attaches. CORRUPT (something is missing), EXISTS, POOL_FULL
+ * (reservations): nothing has changed then. *n_sessions: how many.
  */
 KV_MUST_CHECK enum kv_status kv_stage_commit(
 	struct kv_stage *stage, uint64_t now_ns, uint32_t *n_sessions, struct kv_error *err);

@@ -71,16 +71,20 @@ enum kv_status kvp_fault_set(struct kvp_fault *fault, enum kv_status status, uin
 
 size_t kvp_fault_text(const struct kvp_fault *fault, char *buf, size_t n)
 {
-	char item[24] = "";
+	char item[24] = "", place[96] = "";
 	int length;
 
 	if (n == 0)
 		return 0;
 	if (fault->item != KVP_NO_ITEM)
-		snprintf(item, sizeof(item), "item %" PRIu32 ", ", fault->item);
-	length = snprintf(buf, n, "%s: %s (%soffset %" PRIu32 ", expected %" PRIu64 ", got %" PRIu64 ")",
+		snprintf(item, sizeof(item), "item %" PRIu32, fault->item);
+	/* Where there is nothing to compare, a place in the frame helps nobody. */
+	if (fault->expected != fault->got)
+		snprintf(place, sizeof(place), "%soffset %" PRIu32 ", expected %" PRIu64 ", got %" PRIu64,
+			item[0] ? ", " : "", fault->offset, fault->expected, fault->got);
+	length = snprintf(buf, n, item[0] || place[0] ? "%s: %s (%s%s)" : "%s: %s%s%s",
 		kv_status_name(fault->status), fault->what ? fault->what : kv_status_row(fault->status)->text,
-		item, fault->offset, fault->expected, fault->got);
+		item, place);
 	if (length < 0) {
 		buf[0] = '\0';
 		return 0;

@@ -32,7 +32,8 @@ void srv_checkpoint_destroy(struct srv_checkpoint *checkpoint);
  */
 KV_MUST_CHECK enum kv_status srv_checkpoint_save(
 	struct srv_checkpoint *checkpoint, const char *name, uint64_t session, struct kv_error *err);
-/* is_optional: no such file is no failure in the log; the status is NOT_FOUND, and the view says is_absent. */
+/* is_optional: no such file is no failure in the log; the status is NOT_FOUND, and the view says is_absent.
+ */
 KV_MUST_CHECK enum kv_status srv_checkpoint_load(
 	struct srv_checkpoint *checkpoint, const char *name, bool is_optional, struct kv_error *err);
 

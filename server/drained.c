@@ -167,8 +167,7 @@ enum kv_status srv_server_settle_drained(struct srv_server *server, struct kv_er
 		return KV_OK; /* there is nothing to lose */
 	if (view.status != KV_OK)
 		return set_aside(server, kv_status_name(view.status), err);
-	result = do_file(
-		server, (struct kv_io_file){ .kind = KV_IO_FILE_UNLINK, .path = drained->path });
+	result = do_file(server, (struct kv_io_file){ .kind = KV_IO_FILE_UNLINK, .path = drained->path });
 	if (result < 0)
 		srv_log(SRV_LOG_WARNING, "%s is restored, and stays: unlink: %s", drained->path,
 			strerror((int)-result));

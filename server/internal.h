@@ -298,12 +298,13 @@ struct srv_server {
 	uint32_t n_listeners;
 	int backend_fd;
 	uint64_t now_ns, started_ns, turns, last_event_ns, next_timer_ns;
-	bool is_draining, is_lost, has_finished; /* has_finished: a request ended this turn */
-	bool has_saved;                          /* the snapshot of draining was begun */
-	uint64_t drain_end_ns;                   /* of draining: until when sessions go on */
-	uint64_t stopped_ns;                     /* since when draining takes no more rows; 0: it does */
-	uint64_t batch_ns;                       /* from sealing to reaping, of the last batch */
-	uint64_t n_work;                         /* counted per turn by the simulation: released blocks */
+	bool is_draining, is_lost, has_finished;  /* has_finished: a request ended this turn */
+	bool has_saved;                           /* the snapshot of draining was begun */
+	uint64_t drain_end_ns;                    /* of draining: until when sessions go on */
+	uint64_t stopped_ns;                      /* since when draining takes no more rows; 0: it does */
+	uint64_t n_expired_told, expired_told_ns; /* sessions whose lease ran out, in the log */
+	uint64_t batch_ns;                        /* from sealing to reaping, of the last batch */
+	uint64_t n_work;                          /* counted per turn by the simulation: released blocks */
 	struct srv_control *parked,
 		*parked_last; /* control requests that go on in a later turn, oldest first */
 	uint32_t n_parked;

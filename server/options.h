@@ -54,6 +54,8 @@
 	B(inflight_bytes_max, 33554432, 65536, 1073741824,                                                  \
 		"bytes of unanswered row requests per connection")                                          \
 	N(lease_ms, 30000, 100, 86400000, "how long a session outlives its last sign of life")              \
+	N(restored_lease_ms, 600000, 0, 86400000,                                                           \
+		"how long a restored session waits to be attached, 0 = what was left of its lease")         \
 	N(alloc_timeout_ms, 0, 0, 3600000,                                                                  \
 		"how long OPEN with a reservation waits for blocks, 0 = POOL_FULL at once")                 \
 	N(evict_high_percent, 0, 0, 100,                                                                    \

@@ -43,7 +43,8 @@ static const struct {
 	{ "Tiers", 5,
 		{ IDX(host_tier_bytes), IDX(file_tier_dir), IDX(file_tier_bytes), IDX(spill_idle_ms),
 			IDX(spill_above_percent) } },
-	{ "Snapshots", 3, { IDX(snapshot_dir), IDX(restore), IDX(snapshot_on_drain) } },
+	{ "Snapshots", 4,
+		{ IDX(snapshot_dir), IDX(restore), IDX(snapshot_on_drain), IDX(restored_lease_ms) } },
 	{ "Messages", 1, { IDX(log_level) } },
 };
 

@@ -80,6 +80,7 @@ static enum kv_status build(struct srv_server *server, struct kv_error *err)
 		.sessions_max = server->options->sessions_max,
 		.sequences_max = server->options->sequences_max,
 		.lease_ms = server->options->lease_ms,
+		.restored_lease_ms = server->options->restored_lease_ms,
 		.lease_ms_max = 86400000,
 		.evict_high_percent = server->options->evict_high_percent,
 		.evict_low_percent = server->options->evict_low_percent,
@@ -281,6 +282,24 @@ static void drain_step(struct srv_server *server)
 		srv_log(SRV_LOG_ERROR, "no snapshot while draining: %s", err.msg);
 }
 
+/* At most a line a second; what came meanwhile is in the next one. */
+static void tell_expired(struct srv_server *server)
+{
+	const uint64_t n = server->counters.sessions_expired - server->n_expired_told;
+
+	if (n == 0 ||
+		(server->expired_told_ns != 0 &&
+			server->now_ns - server->expired_told_ns < 1000 * KV_NS_PER_MS))
+		return;
+	server->n_expired_told += n;
+	server->expired_told_ns = server->now_ns;
+	srv_log(SRV_LOG_INFO,
+		"lease ran out: %llu sessions closed, and their rows with them: nobody was heard for so "
+		"long; "
+		"%llu since the start",
+		(unsigned long long)n, (unsigned long long)server->n_expired_told);
+}
+
 static void pass_time(struct srv_server *server)
 {
 	drain_step(server);
@@ -291,6 +310,7 @@ static void pass_time(struct srv_server *server)
 	if (kv_session_next_expiry_ns(server->domain) <= server->now_ns)
 		server->counters.sessions_expired +=
 			kv_session_expire(server->domain, server->now_ns, SRV_EXPIRE_PER_TURN);
+	tell_expired(server);
 	srv_probe_turn(server);
 }
 

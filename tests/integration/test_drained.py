@@ -7,13 +7,12 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import unittest
-
-import numpy as np
 
 import tqkv
 from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon
-from test_snapshot import fill, outputs, rows
+from test_snapshot import fill, outputs
 
 WEB = {"name": "web", "layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "k": "tq4", "v": "tq4", "block_size": 16,
        "blocks": 64}
@@ -112,6 +111,26 @@ class Unrestored(Case):
         with self.daemon() as daemon:
             self.assertIn("<6>no snapshot of an earlier drain to restore", daemon.log())
             self.assertNotIn("<3>", daemon.log())
+
+
+class Leases(Case):
+    def test_a_restored_session_waits_for_its_client_and_a_lease_that_ends_is_logged(self):
+        lease = ("--lease-ms", "2000")  # longer than draining takes
+        with self.daemon(*lease) as daemon, tqkv.Client(daemon.addr) as client:
+            client.open("demo", session="conv")
+            self.assertEqual(daemon.stop(signal.SIGTERM), 0)
+        with self.daemon(*lease) as daemon:
+            row, = daemon.get("/v1/sessions")["sessions"]
+            self.assertGreater(row["lease_left_ms"], 500000)
+            with tqkv.Client(daemon.addr) as client:
+                client.attach("conv")
+            end = time.monotonic() + PATIENCE_S
+            while "<6>lease ran out: 1 sessions closed" not in daemon.log():
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.02)
+            with tqkv.Client(daemon.addr) as client, self.assertRaises(tqkv.TqkvError) as caught:
+                client.attach("conv")
+            self.assertRegex(str(caught.exception), r"^SESSION_EXPIRED: [^()]*$")
 
 
 class FailedStarts(Case):

@@ -207,6 +207,7 @@ static void draw_snapshots(struct sim_config *config)
 	config->snapshot_per_mille = sim_chance(&rng, 500) ? 100 : 10;
 	if (sim_chance(&rng, 500))
 		config->lease_ms = 5000;
+	config->restored_lease_ms = config->seed % 2 == 1 ? 3 * config->lease_ms : 0;
 	if (config->spill_per_mille > 0)
 		return;
 	files->delay_ns_max = sim_chance(&rng, 300) ? 0 : sim_below(&rng, 300000);

@@ -169,8 +169,9 @@ void sim_model_restored(struct sim_model *model, const char *name, const struct 
 	session->n_rows_out = real->n_rows_out;
 	session->n_queries = real->n_queries;
 	session->is_open = true;
-	/* What is left of the lease runs from now. */
-	session->owner_changed_ns = session->life_ns = real->lease_end_ns - real->lease_ms * KV_NS_PER_MS;
+	/* What is left of the lease runs from now, or a longer one until it is attached. */
+	session->life_ns = real->lease_end_ns - real->lease_ms * KV_NS_PER_MS;
+	session->owner_changed_ns = session->life_ns < real->opened_ns ? session->life_ns : real->opened_ns;
 	session->next = model->sessions;
 	model->sessions = session;
 	model->n_open++;

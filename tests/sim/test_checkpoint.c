@@ -318,6 +318,34 @@ START_TEST(test_a_pool_that_is_too_full)
 }
 END_TEST
 
+/* Nobody has to be back within the lease of a session that is restored; once it is attached, its own lease
+ * runs. */
+START_TEST(test_a_restored_session_waits_to_be_attached)
+{
+	struct sim_config config = sim_config_plain(12);
+	struct srv_checkpoint_view view;
+	uint64_t handles[2];
+
+	config.lease_ms = 1000;
+	config.restored_lease_ms = 10000;
+	sim_world_init(&world, &config);
+	struct sim_peer *peer = sim_script_connect(&world, 0);
+
+	fill(peer, handles);
+	ck_assert_int_eq(save("s", &view), KV_OK);
+	close_all(peer, handles);
+	ck_assert_int_eq(load("s", &view), KV_OK);
+	sim_script_pass(&world, 8000 * MS);
+	ck_assert_uint_eq(kv_domain_n_sessions(world.server->domain), 2);
+	attach(peer, "one");
+	sim_script_pass(&world, 1200 * MS);
+	ck_assert_uint_eq(kv_domain_n_sessions(world.server->domain), 1);
+	sim_script_pass(&world, 1200 * MS);
+	ck_assert_uint_eq(kv_domain_n_sessions(world.server->domain), 0);
+	sim_script_end(&world);
+}
+END_TEST
+
 /* L10: a half-written session is restored, its lease ends, and then its old owner goes on writing. */
 START_TEST(test_a_half_written_session_expires)
 {
@@ -453,6 +481,7 @@ int main(void)
 	tcase_add_test(tcase, test_a_full_disk);
 	tcase_add_test(tcase, test_a_pool_that_is_too_full);
 	tcase_add_test(tcase, test_a_half_written_session_expires);
+	tcase_add_test(tcase, test_a_restored_session_waits_to_be_attached);
 	tcase_add_test(tcase, test_saving_beside_writers);
 	tcase_add_test(tcase, test_a_slow_disk_stalls_nobody);
 	suite_add_tcase(suite, tcase);

@@ -103,6 +103,7 @@ static void set_numbers(struct srv_options *options, const struct sim_config *co
 	options->sequences_max = config->sequences_max;
 	options->inflight_requests_max = config->inflight_requests_max;
 	options->lease_ms = config->lease_ms;
+	options->restored_lease_ms = config->restored_lease_ms;
 	options->io_timeout_ms = config->io_timeout_ms;
 	options->send_timeout_ms = config->send_timeout_ms;
 	options->hello_timeout_ms = config->hello_timeout_ms;

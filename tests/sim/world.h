@@ -35,7 +35,7 @@ struct sim_config {
 	uint64_t frame_bytes_max, inflight_bytes_max, min_rate_bytes_per_s;
 	uint32_t large_slots, small_slots, reply_buffers, connections_max, sessions_max, sequences_max;
 	uint32_t inflight_requests_max, lease_ms, io_timeout_ms, send_timeout_ms, hello_timeout_ms;
-	uint32_t drain_timeout_ms;
+	uint32_t drain_timeout_ms, restored_lease_ms;
 	/* behaviour of the peers, per thousand of their actions */
 	uint32_t flaw_per_mille, stall_per_mille, reset_per_mille, wrong_per_mille, control_per_mille;
 	uint32_t attach_per_mille, close_per_mille, nan_per_mille, cancel_per_mille, deadline_per_mille;

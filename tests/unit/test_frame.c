@@ -303,7 +303,8 @@ START_TEST(test_frame_opcodes)
 }
 END_TEST
 
-/* The text of a fault names status, cause, item, place and both values, and is cut to the buffer. */
+/* The text of a fault names status, cause, item, place and both values where they differ, and is cut to the
+ * buffer. */
 START_TEST(test_fault_text)
 {
 	struct kvp_fault fault;
@@ -325,6 +326,10 @@ START_TEST(test_fault_text)
 	kvp_fault_set(&fault, KV_NOT_FOUND, 24, 0, 0, NULL);
 	kvp_fault_text(&fault, text, sizeof(text));
 	ck_assert_ptr_nonnull(strstr(text, "NOT_FOUND: not found"));
+	ck_assert_ptr_null(strstr(text, "offset"));
+	fault.item = 3;
+	kvp_fault_text(&fault, text, sizeof(text));
+	ck_assert_ptr_nonnull(strstr(text, " (item 3)"));
 	ck_assert_int_eq(kvp_fault_set(NULL, KV_BUSY_RETRY, 0, 0, 0, ""), KV_BUSY_RETRY);
 }
 END_TEST
