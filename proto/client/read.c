@@ -76,8 +76,9 @@ static enum tqkv_status append_rows(
 		return tqkv_fail(err, TQKV_BAD_ARG,
 			"the buffer for %s is too small: %llu bytes more are needed", what,
 			(unsigned long long)(n_bytes - cursor->left_bytes));
-	if (n_bytes > 0)
-		memcpy(cursor->at, rows, (size_t)n_bytes);
+	if (n_bytes == 0)
+		return TQKV_OK; /* the buffer may be absent: no arithmetic on NULL */
+	memcpy(cursor->at, rows, (size_t)n_bytes);
 	cursor->at += n_bytes;
 	cursor->left_bytes -= n_bytes;
 	cursor->n_bytes += n_bytes;
