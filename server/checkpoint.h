@@ -37,6 +37,8 @@ KV_MUST_CHECK enum kv_status srv_checkpoint_save(
 KV_MUST_CHECK enum kv_status srv_checkpoint_load(
 	struct srv_checkpoint *checkpoint, const char *name, bool is_optional, struct kv_error *err);
 
+/* A plain name, so that it names a file in the directory and nothing else. Any thread. */
+bool srv_checkpoint_is_name(const char *name);
 bool srv_checkpoint_is_running(const struct srv_checkpoint *checkpoint);
 void srv_checkpoint_status(const struct srv_checkpoint *checkpoint, struct srv_checkpoint_view *out);
 /* Once a turn, before batches are sealed. */

@@ -11,8 +11,7 @@
 
 /* ---- beginning ---- */
 
-/* A plain name, so that it names a file in the directory and nothing else. */
-static bool is_name(const char *name)
+bool srv_checkpoint_is_name(const char *name)
 {
 	const size_t n = strlen(name);
 
@@ -62,7 +61,7 @@ static enum kv_status prepare(
 		return kv_fail(err, KV_BAD_STATE,
 			"there is no snapshot_dir to keep snapshots in; start the daemon with "
 			"--snapshot-dir");
-	if (!is_name(name))
+	if (!srv_checkpoint_is_name(name))
 		return kv_fail(err, KV_BAD_ARG,
 			"snapshot name '%.70s': expected 1 to 64 of A-Z a-z 0-9 . _ -, not a dot first",
 			name);

@@ -88,7 +88,9 @@ static bool is_refused_by_headers(
 		*result = srv_http_problem(request, MHD_HTTP_FORBIDDEN, "FORBIDDEN", detail);
 		return true;
 	}
-	if (strcmp(route->method, "DELETE") != 0 && (!type || !srv_http_type_is_json(type))) {
+	/* Forms always say their type, also where nothing is in them. */
+	if (strcmp(route->method, "DELETE") != 0 &&
+		(type ? !srv_http_type_is_json(type) : request->body_bytes > 0)) {
 		*result = srv_http_problem(request, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE",
 			"expected Content-Type: application/json");
 		return true;

@@ -13,27 +13,27 @@
 		method, path, SRV_ACCESS_##access, params, success, SRV_CONTROL_##kind, NULL, prepare, view \
 	}
 /* Answered by the control thread alone. */
-#define LOCAL(method, path, access, answer)                                      \
-	{                                                                        \
-		method, path, SRV_ACCESS_##access, 0, 200, 0, answer, NULL, NULL \
+#define LOCAL(method, path, access, success, answer)                                 \
+	{                                                                            \
+		method, path, SRV_ACCESS_##access, 0, success, 0, answer, NULL, NULL \
 	}
 
 const struct srv_http_route srv_http_routes[] = {
 	/* health */
-	LOCAL("GET", "/livez", OPEN, srv_route_live),
+	LOCAL("GET", "/livez", OPEN, 200, srv_route_live),
 	ROUTE("GET", "/readyz", OPEN, SRV_PARAM_DEEP, 200, READY, NULL, srv_view_ready),
 	ROUTE("POST", "/v1/self-test", ADMIN, 0, 200, SELF_TEST, NULL, srv_view_self_test),
 	/* The view of /metrics needs the options as well: srv_http_finish() calls it. */
 	ROUTE("GET", "/metrics", READ, 0, 200, METRICS, NULL, NULL),
 	/* what runs */
-	LOCAL("GET", "/", OPEN, srv_http_answer_page),
-	LOCAL("GET", "/dashboard.css", OPEN, srv_http_answer_style),
-	LOCAL("GET", "/dashboard.js", OPEN, srv_http_answer_script),
-	LOCAL("GET", "/v1/openapi.json", OPEN, srv_route_openapi),
+	LOCAL("GET", "/", OPEN, 200, srv_http_answer_page),
+	LOCAL("GET", "/dashboard.css", OPEN, 200, srv_http_answer_style),
+	LOCAL("GET", "/dashboard.js", OPEN, 200, srv_http_answer_script),
+	LOCAL("GET", "/v1/openapi.json", OPEN, 200, srv_route_openapi),
 	ROUTE("GET", "/v1/info", READ, 0, 200, INFO, NULL, srv_view_info),
-	LOCAL("GET", "/v1/config", READ, srv_route_config),
-	LOCAL("GET", "/v1/log-level", READ, srv_route_log_level),
-	LOCAL("PUT", "/v1/log-level", ADMIN, srv_route_log_level_set),
+	LOCAL("GET", "/v1/config", READ, 200, srv_route_config),
+	LOCAL("GET", "/v1/log-level", READ, 200, srv_route_log_level),
+	LOCAL("PUT", "/v1/log-level", ADMIN, 200, srv_route_log_level_set),
 	/* what occupies the memory */
 	ROUTE("GET", "/v1/occupancy", READ, 0, 200, OCCUPANCY, NULL, srv_view_occupancy),
 	ROUTE("GET", "/v1/pools", READ, 0, 200, POOLS, NULL, srv_view_pools),
@@ -63,6 +63,8 @@ const struct srv_http_route srv_http_routes[] = {
 	ROUTE("GET", "/v1/audit", ADMIN, 0, 200, AUDIT, NULL, srv_view_audit),
 	ROUTE("GET", "/v1/snapshot", READ, 0, 200, CHECKPOINT, NULL, srv_view_checkpoint),
 	ROUTE("POST", "/v1/snapshot", ADMIN, 0, 202, SNAPSHOT, srv_route_snapshot, srv_view_checkpoint),
+	LOCAL("GET", "/v1/snapshots", READ, 200, srv_route_snapshots),
+	LOCAL("DELETE", "/v1/snapshots/{name}", ADMIN, 204, srv_route_snapshot_delete),
 	ROUTE("POST", "/v1/restore", ADMIN, 0, 202, RESTORE, srv_route_restore, srv_view_checkpoint),
 	ROUTE("POST", "/v1/reload", ADMIN, 0, 200, RELOADED, srv_route_reload, srv_view_reload),
 	ROUTE("POST", "/v1/drain", ADMIN, 0, 202, DRAIN, NULL, srv_view_drain),

@@ -12,6 +12,8 @@ enum MHD_Result srv_route_live(struct srv_http_request *request);
 enum MHD_Result srv_route_config(struct srv_http_request *request);
 enum MHD_Result srv_route_log_level(struct srv_http_request *request);
 enum MHD_Result srv_route_log_level_set(struct srv_http_request *request);
+enum MHD_Result srv_route_snapshots(struct srv_http_request *request);
+enum MHD_Result srv_route_snapshot_delete(struct srv_http_request *request);
 enum MHD_Result srv_route_openapi(struct srv_http_request *request);
 
 /* Read names and body into the call. */

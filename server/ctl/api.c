@@ -192,3 +192,21 @@ enum kv_status srv_ctl_api_list(
 		json_decref(all);
 	return status;
 }
+
+enum kv_status srv_ctl_delete(const struct srv_ctl *ctl, const char *path, const char *name,
+	const char *chars, struct kv_error *err)
+{
+	char full[PATH_BYTES];
+	const size_t n_chars = strspn(name, chars);
+
+	if (n_chars == 0 || n_chars > 64 || name[n_chars] || name[0] == '.')
+		return kv_fail(err, SRV_CTL_USAGE, "'%.80s' is no %s", name,
+			strcmp(chars, SRV_CTL_HEX_CHARS) == 0 ? "id of 16 hex digits"
+							      : "name: 1 to 64 letters, digits and . _ -");
+	snprintf(full, sizeof(full), "%s/%s", path, name);
+	const enum kv_status status = srv_ctl_api(ctl, "DELETE", full, NULL, NULL, err);
+
+	if (status == KV_OK && ctl->is_json)
+		printf("{}\n");
+	return status;
+}

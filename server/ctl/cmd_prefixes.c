@@ -66,3 +66,18 @@ const struct srv_command srv_cmd_prefixes = {
 	.summary = "published prefixes, one by one",
 	.run = run_prefixes,
 };
+
+static enum kv_status run_delete(struct srv_ctl *ctl, struct kv_error *err)
+{
+	return srv_ctl_delete(ctl, "/v1/prefixes", ctl->operands[0], SRV_CTL_HEX_CHARS, err);
+}
+
+const struct srv_command srv_cmd_prefixes_delete = {
+	.name = "prefixes delete",
+	.operands = "ID",
+	.n_operands_min = 1,
+	.n_operands_max = 1,
+	.summary = "takes a prefix out, with all that go on behind it",
+	.details = "Sequences keep what they share of it.",
+	.run = run_delete,
+};

@@ -151,3 +151,17 @@ const struct srv_command srv_cmd_sessions = {
 	.summary = "all sessions, or one with its sequences",
 	.run = run_sessions,
 };
+
+static enum kv_status run_close(struct srv_ctl *ctl, struct kv_error *err)
+{
+	return srv_ctl_delete(ctl, "/v1/sessions", ctl->operands[0], SRV_CTL_HEX_CHARS, err);
+}
+
+const struct srv_command srv_cmd_sessions_close = {
+	.name = "sessions close",
+	.operands = "ID",
+	.n_operands_min = 1,
+	.n_operands_max = 1,
+	.summary = "ends a session and frees its rows; its client finds STALE_HANDLE",
+	.run = run_close,
+};

@@ -1,4 +1,5 @@
 /* What tenants have and may have; changing it. */
+#include <pwd.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -126,15 +127,25 @@ static enum kv_status run_tenants(struct srv_ctl *ctl, struct kv_error *err)
 	return status;
 }
 
-/* What could stand in a path; the daemon says what is wrong with the rest. */
+/* A tenant of a Unix peer is its user id, so a user's name will do where this machine knows it. */
 static enum kv_status path_of(const struct srv_ctl *ctl, char path[PATH_BYTES], struct kv_error *err)
 {
 	const char *name = ctl->operands[0];
-	const size_t n = strspn(name, "0123456789abcdefghijklmnopqrstuvwxyz_");
+	const size_t n = strspn(name, "0123456789");
 
-	if (n == 0 || n > 20 || name[n])
-		return kv_fail(err, SRV_CTL_USAGE, "'%.40s' is no tenant: a number, tcp or _default", name);
-	snprintf(path, PATH_BYTES, "/v1/tenants/%s", name);
+	if ((n > 0 && n <= 20 && !name[n]) || strcmp(name, "tcp") == 0 || strcmp(name, "_default") == 0) {
+		snprintf(path, PATH_BYTES, "/v1/tenants/%s", name);
+		return KV_OK;
+	}
+	const struct passwd *user = getpwnam(name);
+
+	if (!user)
+		return kv_fail(err, SRV_CTL_USAGE,
+			"'%.40s' is no tenant: a number (the user id of a client on the Unix socket, or "
+			"tenant= of "
+			"its token), the name of a user of this machine, tcp or _default",
+			name);
+	snprintf(path, PATH_BYTES, "/v1/tenants/%lu", (unsigned long)user->pw_uid);
 	return KV_OK;
 }
 
@@ -190,9 +201,12 @@ const struct srv_command srv_cmd_tenants_set = {
 	.n_operands_min = 1,
 	.n_operands_max = 1,
 	.summary = "gives a tenant quotas and a weight of its own",
-	.details = "TENANT is a number, tcp, or _default for all that have no policy of their own. What is "
-		   "not given\n"
-		   "is not limited. Holds until a reload finds another list of tenants in the configuration.",
+	.details =
+		"TENANT is a number: the user id of clients on the Unix socket, or what tenant= of a token "
+		"says. "
+		"A user's name stands for his id. tcp is everybody else over TCP, _default all that have no "
+		"policy of their own. What is not given is not limited. Holds until a reload finds another "
+		"list of tenants in the configuration.",
 	.args = set_args,
 	.n_args = KV_LENGTH(set_args),
 	.run = run_set,

@@ -132,6 +132,15 @@ KV_MUST_CHECK enum kv_status srv_ctl_api_text(
 /* GET of a list that comes in pages: the members of all pages' array `key`, in one array. */
 KV_MUST_CHECK enum kv_status srv_ctl_api_list(
 	const struct srv_ctl *ctl, const char *path, const char *key, json_t **list, struct kv_error *err);
+/*
+ * DELETE of path/name, and "{}" with --json. USAGE: the name has characters that no such name has, so that it
+ * cannot be another path.
+ */
+#define SRV_CTL_HEX_CHARS      "0123456789abcdefABCDEF"
+#define SRV_CTL_SNAPSHOT_CHARS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._-"
+#define SRV_CTL_POOL_CHARS     SRV_CTL_SNAPSHOT_CHARS ":"
+KV_MUST_CHECK enum kv_status srv_ctl_delete(const struct srv_ctl *ctl, const char *path, const char *name,
+	const char *chars, struct kv_error *err);
 /* Numbers of a reply: 0 when the member is missing or no number. `path` is one name or names with dots. */
 uint64_t srv_json_u64(const json_t *json, const char *path);
 double srv_json_real(const json_t *json, const char *path);
@@ -150,6 +159,9 @@ extern const struct srv_command srv_cmd_ping, srv_cmd_info, srv_cmd_occupancy, s
 	srv_cmd_codec_decode, srv_cmd_codec_rotation, srv_cmd_codec_codebook, srv_cmd_codec_compare,
 	srv_cmd_ready, srv_cmd_top, srv_cmd_plan, srv_cmd_snapshot, srv_cmd_restore, srv_cmd_attention,
 	srv_cmd_bench_ingest, srv_cmd_bench_kernels, srv_cmd_tenants, srv_cmd_tenants_set,
-	srv_cmd_tenants_clear;
+	srv_cmd_tenants_clear, srv_cmd_pools, srv_cmd_pools_create, srv_cmd_pools_delete,
+	srv_cmd_sessions_close, srv_cmd_prefixes_delete, srv_cmd_connections, srv_cmd_snapshots,
+	srv_cmd_snapshots_delete, srv_cmd_reload, srv_cmd_drain, srv_cmd_log_level, srv_cmd_audit,
+	srv_cmd_self_test;
 
 #endif

@@ -241,10 +241,10 @@ static enum kv_status send_request(const struct exchange *exchange, struct kv_er
 	const size_t json_bytes = exchange->json ? strlen(exchange->json) : 0;
 	char head[REQUEST_HEAD_BYTES_MAX], content[96] = "";
 
-	/* Routes that change something ask for the media type even where they take no body. */
+	/* A request without a body says so. */
 	if (strcmp(exchange->method, "GET") != 0)
-		snprintf(content, sizeof(content),
-			"Content-Type: application/json\r\nContent-Length: %zu\r\n", json_bytes);
+		snprintf(content, sizeof(content), "%sContent-Length: %zu\r\n",
+			exchange->json ? "Content-Type: application/json\r\n" : "", json_bytes);
 	const char *token = exchange->target->token;
 	const bool has_token = token && token[0];
 	const int n = snprintf(head, sizeof(head),

@@ -12,6 +12,8 @@ import threading
 import unittest
 
 import frames
+import numpy as np
+import tqkv
 from daemon import BUILD, CAPTURE, DEMO, EXACT, PATIENCE_S, Daemon
 
 CTL = str(BUILD / "server/tqkvctl")
@@ -384,11 +386,106 @@ class Tokens(unittest.TestCase):
                 self.assertEqual(run(*where, "ready").returncode, 0)
 
 
+SPARE = {"name": "spare", "layers": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 16, "k": "f32", "v": "f32", "block_size": 16,
+         "blocks": 4}
+
+
+class Operators(unittest.TestCase):
+    """What changes a daemon, by the names that the routes have."""
+
+    def test_pools(self):
+        with Daemon("--backend", "cpu") as daemon, tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(daemon.ctl("pools").stdout, "no pools\n")
+            spec = pathlib.Path(folder, "spec.json")
+            spec.write_text(json.dumps(dict(SPARE, name="of-a-file")))
+            self.assertIn("spare", daemon.ctl("pools", "create", json.dumps(SPARE)).stdout)
+            self.assertIn("of-a-file", daemon.ctl("pools", "create", spec).stdout)
+            done = subprocess.run([BUILD / "server/tqkvctl", "--http", daemon.http, "pools", "create", "-"], text=True,
+                                  input=json.dumps(dict(SPARE, name="of-stdin")), capture_output=True, timeout=PATIENCE_S)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            rows = json.loads(daemon.ctl("pools", "--json").stdout)["pools"]
+            self.assertEqual(sorted(row["name"] for row in rows), ["of-a-file", "of-stdin", "spare"])
+            daemon.ctl("pools", "delete", "of-a-file")
+            self.assertEqual(len(daemon.get("/v1/pools")["pools"]), 2)
+            for args, code, words in [(["create", "{"], 1, ["line 1 column"]), (["create", "absent.json"], 1, ["absent.json"]),
+                                      (["create", "{}"], 1, ["BAD_CONFIG", "name"]), (["create"], 2, ["SPEC"]),
+                                      (["create", json.dumps(SPARE)], 1, ["EXISTS"]), (["delete", "none"], 1, ["NOT_FOUND"]),
+                                      (["delete", "../info"], 2, ["'../info'"]), (["delete", "a/b"], 2, ["'a/b'"])]:
+                done = daemon.ctl("pools", *args, check=False)
+                self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (code, "", 1), done.stderr)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+
+    def test_sessions_prefixes_and_connections(self):
+        with Daemon("--backend", "cpu", "--pool", EXACT) as daemon, tqkv.Client(daemon.addr, name="me") as client:
+            session = client.open("exact", "mine")
+            rows = np.ones((2, 32, 2, 32), np.float32)
+            session.append_layers(1, rows, rows)
+            session.publish(1, list(range(32)))
+            self.assertIn("me", daemon.ctl("connections").stdout)
+            prefix = json.loads(daemon.ctl("prefixes", "--json").stdout)["prefixes"][0]["id"]
+            daemon.ctl("prefixes", "delete", prefix)
+            self.assertEqual(daemon.ctl("prefixes").stdout, "no prefixes\n")
+            daemon.ctl("sessions", "close", json.loads(daemon.ctl("sessions", "--json").stdout)["sessions"][0]["id"])
+            self.assertEqual(daemon.ctl("sessions").stdout, "no sessions\n")
+            with self.assertRaisesRegex(tqkv.TqkvError, "STALE_HANDLE"):
+                session.lengths()
+            for args, code in ((["sessions", "close", "mine"], 2), (["sessions", "close", "00ab000000000001"], 1),
+                               (["prefixes", "delete", prefix], 1), (["prefixes", "delete", "x"], 2)):
+                self.assertEqual(daemon.ctl(*args, check=False).returncode, code, args)
+
+    def test_the_daemon_as_a_whole(self):
+        with tempfile.TemporaryDirectory() as folder:
+            config = pathlib.Path(folder, "tqkvd.json")
+            config.write_text("{}")
+            with Daemon("--backend", "cpu", "--pool", EXACT, "--config", config, "--snapshot-dir", folder) as daemon:
+                self.assertEqual(daemon.ctl("reload").stdout, "nothing has changed\n")
+                config.write_text(json.dumps({"io_timeout_ms": 777, "large_slots": 5}))
+                self.assertEqual(daemon.ctl("reload").stdout,
+                                 "changed: io_timeout_ms\nkeeps its value until a restart: large_slots\n")
+                config.write_text("{")
+                done = daemon.ctl("reload", check=False)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("BAD_CONFIG", done.stderr)
+                self.assertEqual((daemon.ctl("log-level", "error").stdout, daemon.ctl("log-level").stdout), ("error\n",) * 2)
+                self.assertIn("loud", daemon.ctl("log-level", "loud", check=False).stderr)
+                self.assertRegex(daemon.ctl("audit").stdout, "^clean: ")
+                self.assertRegex(daemon.ctl("self-test").stdout, "^passed in ")
+                self.assertEqual(daemon.ctl("snapshots").stdout, "no snapshots\n")
+                with tqkv.Client(daemon.addr) as client, client.open("exact", "mine"):
+                    for name in ("one", "two"):
+                        daemon.ctl("snapshot", name)
+                pathlib.Path(folder, ".hidden.tqkv").write_text("")
+                pathlib.Path(folder, "link.tqkv").symlink_to(config)
+                rows = json.loads(daemon.ctl("snapshots", "--json").stdout)
+                self.assertEqual((rows["n_snapshots"], sorted(row["name"] for row in rows["snapshots"])), (2, ["one", "two"]))
+                for row in rows["snapshots"]:
+                    told = pathlib.Path(folder, row["name"] + ".tqkv").stat()
+                    self.assertEqual((row["n_bytes"], row["modified_unix_s"]), (told.st_size, int(told.st_mtime)))
+                self.assertRegex(daemon.ctl("snapshots").stdout, r"(?m)^one +\d.* UTC$")
+                daemon.ctl("snapshots", "delete", "one")
+                self.assertFalse(pathlib.Path(folder, "one.tqkv").exists())
+                for name, code in (("one", 1), ("../one", 2), (".hidden", 2)):
+                    self.assertEqual(daemon.ctl("snapshots", "delete", name, check=False).returncode, code, name)
+                self.assertRegex(daemon.ctl("drain").stdout, "^draining: 0 sessions")
+                self.assertEqual(daemon.process.wait(PATIENCE_S), 0)
+
+    def test_tenants_by_name(self):
+        """A tenant of the Unix socket is a user; what is none of this says what a tenant is."""
+        with Daemon("--backend", "cpu") as daemon:
+            daemon.ctl("tenants", "set", "root", "--weight", "3")
+            self.assertEqual(daemon.get("/v1/tenants/0")["weight"], 3)
+            daemon.ctl("tenants", "clear", "root")
+            done = daemon.ctl("tenants", "set", "no-such-user", check=False)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("the user id of a client on the Unix socket", done.stderr)
+
+
 class CommandLine(unittest.TestCase):
     def commands(self):
         text = run("--help").stdout
         listed = re.search(r"commands:\n(.*?)\n\n", text, re.S).group(1)
-        return [re.match(r"  ((?:[a-z]+ ?)+?)(?: [A-Z\[]|\s\s)", line).group(1).strip() for line in listed.splitlines()]
+        return [re.match(r"  ((?:[a-z-]+ ?)+?)(?: [A-Z\[]|\s\s)", line).group(1).strip() for line in listed.splitlines()]
 
     def test_every_command_explains_itself(self):
         commands = self.commands()
@@ -404,7 +501,7 @@ class CommandLine(unittest.TestCase):
         self.assertRegex(run("--version").stdout, r"^tqkvctl \d+\.\d+\.\d+, commit \S+\n$")
 
     def test_help_is_no_mistake(self):
-        """Of the program, of a command by either order of words, and of the first word of several commands; 100 columns."""
+        """Of the program, of a command by either order of words, and of the first word of several commands; in 110 columns."""
         for args, words in [(["help"], ["usage: tqkvctl", "bench echo"]), (["bench", "--help"], ["bench echo", "bench cpu"]),
                             (["codec", "-h"], ["codec info"]), (["capture", "--help"], ["capture inspect"]),
                             (["help", "bench"], ["bench step"]), (["help", "bench", "cpu"], ["--threads"]),
@@ -484,7 +581,10 @@ class Json(unittest.TestCase):
     # or in test_codec and test_explain, with --json, or takes too long here.
     CALLS = {
         "ping": ["ping", "--count", "3"], "ready": ["ready"], "info": ["info"], "occupancy": ["occupancy"],
-        "sessions [ID]": ["sessions"],
+        "sessions [ID]": ["sessions"], "connections": ["connections"], "pools": ["pools"], "snapshots": ["snapshots"],
+        "pools create SPEC": ["pools", "create", json.dumps(SPARE)], "pools delete NAME": ["pools", "delete", "spare"],
+        "reload": ["reload"], "log-level [LEVEL]": ["log-level", "info"], "audit": ["audit"], "self-test": ["self-test"],
+        "snapshots delete NAME": ["snapshots", "delete", "one"], "drain": None, "sessions close ID": None, "prefixes delete ID": None,
         "prefixes": ["prefixes"], "tenants set TENANT": ["tenants", "set", "7", "--weight", "2"], "tenants": ["tenants"],
         "tenants clear TENANT": ["tenants", "clear", "7"], "snapshot NAME": ["snapshot", "one"], "restore NAME": ["restore", "one"],
         "top": ["top", "--count", "1"], "plan": ["plan", "--model", "llama-3.1-8b"], "presets": ["presets"],
@@ -503,6 +603,8 @@ class Json(unittest.TestCase):
             listed = re.search(r"commands:\n(.*?)\n\n", daemon.ctl("--help").stdout, re.S).group(1).splitlines()
             listed = [re.match(r"  (\S.*?)\s{2,}", line).group(1) for line in listed]
             self.assertEqual(sorted(listed), sorted(self.CALLS))
+            # What is deleted has to be there, and listed by others before.
+            listed.sort(key=lambda name: ("delete" in name, name.startswith("restore")))
             for name in listed:
                 if not self.CALLS[name]:
                     continue

@@ -119,6 +119,7 @@ class Described(unittest.TestCase):
             ("post", "/v1/plan", "/v1/plan", PLAN),
             ("post", "/v1/self-test", "/v1/self-test", {}), ("get", "/v1/audit", "/v1/audit"),
             ("get", "/v1/snapshot", "/v1/snapshot"), ("post", "/v1/snapshot", "/v1/snapshot", {"name": "one"}, 202),
+            ("get", "/v1/snapshots", "/v1/snapshots"), ("delete", "/v1/snapshots/one", "/v1/snapshots/{name}", None, 204),
             ("post", "/v1/restore", "/v1/restore", {"name": "absent"}, 202),
             ("post", "/v1/reload", "/v1/reload", {}),
         ]
@@ -181,12 +182,15 @@ class Described(unittest.TestCase):
                  ("delete", "/v1/tenants/-1", tenant, None, 400), ("delete", "/v1/tenants/9", tenant, None, 404),
                  ("post", "/v1/plan", "/v1/plan", {}, 400), ("post", "/v1/snapshot", "/v1/snapshot", {"name": "../x"}, 400),
                  ("post", "/v1/snapshot", "/v1/snapshot", {"name": "x", "session": f"{self.session ^ 1 << 48:016x}"}, 404),
-                 ("post", "/v1/restore", "/v1/restore", {"name": 7}, 400)]
+                 ("post", "/v1/restore", "/v1/restore", {"name": 7}, 400),
+                 ("delete", "/v1/snapshots/.x", "/v1/snapshots/{name}", None, 400),
+                 ("delete", "/v1/snapshots/absent", "/v1/snapshots/{name}", None, 404)]
         for method in ("get", "delete"):
             calls += [(method, "/v1/sessions/x", "/v1/sessions/{id}", None, 400), (method, none, "/v1/sessions/{id}", None, 404),
                       (method, gone, "/v1/sessions/{id}", None, 410), (method, "/v1/prefixes/x", "/v1/prefixes/{id}", None, 400),
                       (method, "/v1/prefixes/00000001000000ff", "/v1/prefixes/{id}", None, 404)]
-        seen = {("post", "/v1/snapshot", "409"), ("post", "/v1/restore", "409"), ("post", "/v1/reload", "400"), ("post", pools, "415")}
+        seen = {("post", "/v1/snapshot", "409"), ("post", "/v1/restore", "409"), ("get", "/v1/snapshots", "409"),
+                ("delete", "/v1/snapshots/{name}", "409"), ("post", "/v1/reload", "400"), ("post", pools, "415")}
         for method, path, pattern, body, status in calls:
             with self.subTest(method=method, path=path, status=status):
                 self.check(method, path, pattern, body, status)
@@ -207,6 +211,9 @@ class Described(unittest.TestCase):
             with Daemon("--config", config) as daemon:
                 for kind in ("snapshot", "restore"):
                     status, answer = daemon.request("POST", f"/v1/{kind}", {"name": "x"})
+                    self.assertEqual((status, answer["code"]), (409, "BAD_STATE"))
+                for method, path in (("GET", "/v1/snapshots"), ("DELETE", "/v1/snapshots/x")):
+                    status, answer = daemon.request(method, path)
                     self.assertEqual((status, answer["code"]), (409, "BAD_STATE"))
                 config.write_text("{")
                 self.assertEqual(daemon.request("POST", "/v1/reload", {})[0], 400)

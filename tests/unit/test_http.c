@@ -385,6 +385,22 @@ START_TEST(test_http_media_type)
 }
 END_TEST
 
+/* Nothing to misread: a POST without a body needs no type. A form says its type even when it is empty. */
+START_TEST(test_http_no_body_no_media_type)
+{
+	ask("POST", "/v1/self-test", "", NULL);
+	ck_assert_int_eq(response.status, 200);
+	ask("POST", "/v1/self-test", "Content-Length: 0\r\n", NULL);
+	ck_assert_int_eq(response.status, 200);
+	ask("POST", "/v1/pools", "", NULL);
+	assert_problem(400, "BAD_CONFIG", "the body is empty");
+	ask("POST", "/v1/self-test", "Content-Type: application/x-www-form-urlencoded\r\n", NULL);
+	assert_problem(415, "UNSUPPORTED_MEDIA_TYPE", "application/json");
+	ask("POST", "/v1/self-test", "Origin: http://elsewhere.example\r\n", NULL);
+	assert_problem(403, "FORBIDDEN", "foreign");
+}
+END_TEST
+
 /* More than 64 KiB: 413 from the header alone; where the length is not told, after the body was thrown away.
  */
 START_TEST(test_http_body_too_large)
@@ -571,6 +587,7 @@ int main(void)
 	tcase_add_test(tcase, test_http_pool_create);
 	tcase_add_test(tcase, test_http_pool_create_refuses_bodies);
 	tcase_add_test(tcase, test_http_media_type);
+	tcase_add_test(tcase, test_http_no_body_no_media_type);
 	tcase_add_test(tcase, test_http_body_too_large);
 	tcase_add_test(tcase, test_http_body_of_full_size);
 	tcase_add_test(tcase, test_http_pool_delete);

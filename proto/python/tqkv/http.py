@@ -116,7 +116,7 @@ class Control:
 
     def self_test(self):
         """A decode with a known answer, run now."""
-        return self.request("POST", "/v1/self-test", {})
+        return self.request("POST", "/v1/self-test")
 
     def info(self):
         return self.request("GET", "/v1/info")
@@ -220,6 +220,13 @@ class Control:
         """How the last snapshot or restore is."""
         return self.request("GET", "/v1/snapshot")
 
+    def snapshots(self):
+        """[{"name": .., "n_bytes": .., "modified_unix_s": ..}]: what is in snapshot_dir, newest first."""
+        return self.request("GET", "/v1/snapshots")["snapshots"]
+
+    def delete_snapshot(self, name):
+        self.request("DELETE", "/v1/snapshots/" + _part(name))
+
     def _checkpoint(self, path, body):
         begun = self.request("POST", path, body)["n_begun"]
         while True:
@@ -237,11 +244,11 @@ class Control:
     def reload(self):
         """The daemon reads its configuration and tokens again, whole or not at all; what changed, and what needs a
         restart."""
-        return self.request("POST", "/v1/reload", {})
+        return self.request("POST", "/v1/reload")
 
     def drain(self):
         """The daemon takes no new sessions and ends when those that are there have gone, or after drain_timeout_ms."""
-        return self.request("POST", "/v1/drain", {})
+        return self.request("POST", "/v1/drain")
 
     def openapi(self):
         """The document that describes all this."""
