@@ -91,6 +91,13 @@ static double favour_of(
 	return (double)slope * (double)(kv_fast_favoured(tokens, slope) - (int64_t)tokens->hi + 1);
 }
 
+/* Asks for all lines at once: what spans found lies far apart, and has left the first caches since. */
+static void fetch(const void *from, uint64_t n_bytes)
+{
+	for (uint64_t at = 0; at < n_bytes; at += 64)
+		__builtin_prefetch((const uint8_t *)from + at);
+}
+
 /*
  * False: a logit, a sum or the result is none that float32 can hold. It shows: a logit that is not finite
  * makes the sum of weights NaN, or 0 where there are no others.
@@ -106,8 +113,12 @@ static bool merge_query(
 	const uint64_t place = kv_fast_place_of(task, query);
 	double max = -INFINITY, sum = 0, zeros[KV_FAST_PARTS_MAX] = { 0 };
 
-	for (uint32_t s = 0; s < task->item->n_spans; s++)
-		max = fmax(max, (double)kv_fast_partial_of(task, s, task->head, query)->max);
+	for (uint32_t s = 0; s < task->item->n_spans; s++) {
+		const struct kv_fast_partial *partial = kv_fast_partial_of(task, s, task->head, query);
+
+		fetch(partial, sizeof(*partial) + v->n_slots * sizeof(float));
+		max = fmax(max, (double)partial->max);
+	}
 	memset(scratch->slots, 0, v->n_slots * sizeof(*scratch->slots));
 	for (uint32_t s = 0; s < task->item->n_spans; s++) {
 		const struct kv_fast_partial *partial = kv_fast_partial_of(task, s, task->head, query);
