@@ -244,6 +244,23 @@ static inline const struct kv_row_codec *rig_codec(const struct batch_rig *rig, 
 	return is_v ? rig->spec->layers[layer].v : rig->spec->layers[layer].k;
 }
 
+/* What a codec stores of a row, and how it is read again; `center` NULL: none. */
+static inline void seq_store(
+	const struct kv_row_codec *codec, const float *row, const float *center, float *decoded)
+{
+	const uint32_t dim = codec->head_dim;
+	struct kv_row_scratch scratch;
+	float rest[KV_HEAD_DIM_MAX];
+	uint8_t packed[KV_ROW_BYTES_MAX];
+
+	for (uint32_t i = 0; i < dim; i++)
+		rest[i] = center ? row[i] - center[i] : row[i];
+	ck_assert_int_eq(kv_row_codec_encode(codec, rest, packed, &scratch), KV_OK);
+	kv_row_codec_decode(codec, packed, decoded, &scratch);
+	for (uint32_t i = 0; center && i < dim; i++)
+		decoded[i] += center[i];
+}
+
 /* Draws rows of the wire's dtype into `rows` and what they decode to into the model. */
 static inline void seq_draw(struct batch_rig *rig, struct batch_seq *seq, bool is_v, enum kv_dtype dtype,
 	const struct kv_update_op *op, struct kv_rows *rows)
@@ -251,38 +268,30 @@ static inline void seq_draw(struct batch_rig *rig, struct batch_seq *seq, bool i
 	const struct kv_pool_spec *spec = rig->spec;
 	const uint32_t dim = is_v ? spec->v_head_dim : spec->k_head_dim;
 	const uint32_t row_bytes = dim * kv_dtype_bytes(dtype);
-	struct kv_row_scratch scratch;
 	float row[KV_HEAD_DIM_MAX];
-	uint8_t packed[KV_ROW_BYTES_MAX];
 
 	rows->dtype = (uint8_t)dtype;
 	rows->tokens_stride = op->n_tokens + 3; /* other items of the frame lie between the layers */
 	rows->base = rig_take(rig, op->n_layers * rows->tokens_stride * spec->kv_heads * row_bytes);
 	for (uint32_t l = 0; l < op->n_layers; l++) {
-		const struct kv_row_codec *codec = rig_codec(rig, is_v, op->layer_first + l);
+		const uint32_t layer = op->layer_first + l;
+		const float *centers = is_v ? NULL : spec->layers[layer].k_center;
 
 		for (uint32_t t = 0; t < op->n_tokens; t++) {
 			for (uint32_t h = 0; h < spec->kv_heads; h++) {
 				uint8_t *wire = rows->base +
 					((l * rows->tokens_stride + t) * spec->kv_heads + h) * row_bytes;
+				const float *center = centers ? centers + (size_t)h * dim : NULL;
 
 				for (uint32_t i = 0; i < dim; i++)
 					row[i] = rig_number(rig);
 				kv_rows_store(dtype, row, dim, wire);
 				kv_rows_load_f32(dtype, wire, dim, row);
-				ck_assert_int_eq(kv_row_codec_encode(codec, row, packed, &scratch), KV_OK);
-				kv_row_codec_decode(codec, packed,
-					seq_row(rig, seq, is_v, op->layer_first + l, seq->n_tokens + t, h),
-					&scratch);
-				if (spec->exact_tokens == 0)
-					continue;
-				codec = is_v ? spec->exact_v : spec->exact_k;
-				ck_assert_int_eq(kv_row_codec_encode(codec, row, packed, &scratch), KV_OK);
-				kv_row_codec_decode(codec, packed,
-					seq_exact_row(
-						rig, seq, is_v, op->layer_first + l, seq->n_tokens + t, h),
-					&scratch);
-				codec = rig_codec(rig, is_v, op->layer_first + l);
+				seq_store(rig_codec(rig, is_v, layer), row, center,
+					seq_row(rig, seq, is_v, layer, seq->n_tokens + t, h));
+				if (spec->exact_tokens > 0)
+					seq_store(is_v ? spec->exact_v : spec->exact_k, row, center,
+						seq_exact_row(rig, seq, is_v, layer, seq->n_tokens + t, h));
 			}
 		}
 	}

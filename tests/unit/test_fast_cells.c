@@ -28,8 +28,17 @@
 #define BOUND_TABLES  2e-3
 
 /* What a pool may have beside its formats. */
-enum { WINDOW = 1, SINK_TOKENS = 2, SOFTCAP = 4, SCALE = 8, SINKS = 16, ALIBI = 32, OPTION_SETS = 64 };
-static const uint32_t option_sets[] = { 0, WINDOW, WINDOW | SINK_TOKENS, SOFTCAP, SCALE, SINKS, ALIBI,
+enum {
+	WINDOW = 1,
+	SINK_TOKENS = 2,
+	SOFTCAP = 4,
+	SCALE = 8,
+	SINKS = 16,
+	ALIBI = 32,
+	CENTER = 64,
+	OPTION_SETS = 128
+};
+static const uint32_t option_sets[] = { 0, WINDOW, WINDOW | SINK_TOKENS, SOFTCAP, SCALE, SINKS, ALIBI, CENTER,
 	OPTION_SETS - 1 };
 static const uint32_t dims[] = { 64, 16, 48, 80, 96, 112, 128, 192, 256 };
 static const uint32_t ratios[] = { 4, 1, 2, 3, 5, 6, 7, 8, 12, 16 };
@@ -83,6 +92,21 @@ static void add_numbers(char *json, size_t size, const char *name, uint32_t n, d
 	snprintf(json + at, size - at, "]");
 }
 
+/* Appends ,"k_center":[[[..],[..]]]: numbers of about 1, other ones for each head and channel. */
+static void add_center(char *json, size_t size, uint32_t dim)
+{
+	size_t at = strlen(json);
+
+	at += (size_t)snprintf(json + at, size - at, ",\"k_center\":[[");
+	for (uint32_t i = 0; i < HEADS * dim; i++)
+		at += (size_t)snprintf(json + at, size - at, "%s%g%s",
+			i % dim > 0      ? ","
+				: i == 0 ? "["
+					 : ",[",
+			0.3 * (double)(i % 7) - 0.9 + 0.1 * (double)(i / dim), i % dim + 1 < dim ? "" : "]");
+	snprintf(json + at, size - at, "]]");
+}
+
 static void make_json(const uint32_t *cell, uint32_t options, char *json, size_t size)
 {
 	const uint32_t q_heads = HEADS * ratios[cell[RATIO]], block_size = 16u << cell[BLOCK];
@@ -98,6 +122,8 @@ static void make_json(const uint32_t *cell, uint32_t options, char *json, size_t
 		add_numbers(json, size, "sinks", q_heads, 0.7);
 	if (options & ALIBI)
 		add_numbers(json, size, "alibi", q_heads, 0.02);
+	if (options & CENTER)
+		add_center(json, size, dims[cell[K_DIM]]);
 	if (rings[cell[RING]] > 0)
 		snprintf(json + strlen(json), size - strlen(json), ",\"exact_tokens\":%u,\"exact_blocks\":%u",
 			rings[cell[RING]], rings[cell[RING]] / block_size);
@@ -122,7 +148,7 @@ static void check_cell(
 	struct kv_decode_op *ops[5];
 	struct batch_rig rig;
 	struct batch_seq seq;
-	char json[2048];
+	char json[8192];
 
 	make_json(cell, options, json, sizeof(json));
 	rig_init_with(&rig, cell_idx % 2, kernels, json);
