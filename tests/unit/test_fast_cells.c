@@ -80,7 +80,7 @@ static bool is_served(const char *name, uint32_t dim)
 	return kv_format_check(format, dim, NULL) == KV_OK;
 }
 
-/* Appends ,"name":[..] with a number for each of n heads. */
+/* Appends ,"name":[..] with a number for each of n heads, some of them negative. */
 static void add_numbers(char *json, size_t size, const char *name, uint32_t n, double step)
 {
 	size_t at = strlen(json);
@@ -88,7 +88,7 @@ static void add_numbers(char *json, size_t size, const char *name, uint32_t n, d
 	at += (size_t)snprintf(json + at, size - at, ",\"%s\":[", name);
 	for (uint32_t i = 0; i < n; i++)
 		at += (size_t)snprintf(
-			json + at, size - at, "%s%g", i ? "," : "", step * (double)(1 + i % 5));
+			json + at, size - at, "%s%g", i ? "," : "", step * ((double)(i % 5) - 1.5));
 	snprintf(json + at, size - at, "]");
 }
 
