@@ -281,6 +281,7 @@ static float round_slots(const float *values, uint32_t n, int32_t sum_max, int16
 		float value = values[s] / unit;
 
 		value = value < -32767.0f ? -32767.0f : value > 32767.0f ? 32767.0f : value;
+		value = isnan(value) ? 0 : value; /* an infinite unit says it; NaN is no integer */
 		codes[s] = (int16_t)(int32_t)((value + ROUNDING) - ROUNDING);
 	}
 	return unit;
