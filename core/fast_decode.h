@@ -3,12 +3,12 @@
  * three steps, one after the other: queries are prepared, spans of tokens are attended to, spans are put
  * together.
  *
- * Tokens are divided into pieces of KV_FAST_PIECE_TOKENS at multiples of it; a span is a run of pieces, as
- * long as makes at most KV_FAST_SPANS_MAX of them, and is gone through in steps of KV_FAST_STEP_TOKENS at
- * multiples of it, or a quarter or half as many where rows are long, each with a maximum of its own that
- * joins the running one. So what is computed, and in which order, follows from the item alone: the same bits
- * in any company and with any number of threads. Where the exact window begins within a step, the step ends
- * there and another one begins.
+ * Tokens are divided into pieces of KV_FAST_PIECE_TOKENS at multiples of it; a span is a run of pieces, two
+ * from KV_FAST_LONG_PIECES on and as many as make at most KV_FAST_SPANS_MAX spans, and is gone through in
+ * steps of KV_FAST_STEP_TOKENS at multiples of it, or a quarter or half as many where rows are long, each
+ * with a maximum of its own that joins the running one. So what is computed, and in which order, follows from
+ * the item alone: the same bits in any company and with any number of threads. Where the exact window begins
+ * within a step, the step ends there and another one begins.
  *
  * The tasks of one step may run in any order and on any threads, each with a scratch of its own.
  */
@@ -20,6 +20,7 @@
 
 #define KV_FAST_PIECE_TOKENS 512u
 #define KV_FAST_SPANS_MAX    64u
+#define KV_FAST_LONG_PIECES  32u
 #define KV_FAST_SEATS_MAX    128u /* queries that go through a span together */
 
 enum kv_fast_step { KV_FAST_PREPARE, KV_FAST_SPANS, KV_FAST_MERGE, KV_FAST_STEPS };

@@ -99,13 +99,16 @@ bool kv_fast_pool_has(const struct kv_fast_pool *pool, uint32_t layer)
 
 /* ---- waves ---- */
 
-/* Tokens and spans of `n_rows` rows from `row_first` on. */
+/*
+ * Tokens and spans of all rows of the decode, also where the item has only some of them: how many fit depends
+ * on what else is in the wave, and a row's bits must not.
+ */
 static void lay_out(const struct kv_fast_pool *pool, const struct kv_decode_op *op, struct kv_fast_item *item)
 {
-	const uint32_t last = item->row_first + item->n_rows - 1;
+	const uint32_t last = op->q_len - 1;
 	struct kv_attention_range all = kv_fast_range_of(pool, op, last);
 
-	for (uint32_t row = item->row_first; row < last; row++) {
+	for (uint32_t row = 0; row < last; row++) {
 		const struct kv_attention_range range = kv_fast_range_of(pool, op, row);
 
 		all.first_hi = kv_fast_max(all.first_hi, range.first_hi);
@@ -121,7 +124,8 @@ static void lay_out(const struct kv_fast_pool *pool, const struct kv_decode_op *
 
 	const uint32_t n_pieces = item->n_pieces[0] + item->n_pieces[1];
 
-	item->span_pieces = kv_div_up_u32(n_pieces, KV_FAST_SPANS_MAX);
+	item->span_pieces = kv_fast_max(
+		kv_div_up_u32(n_pieces, KV_FAST_SPANS_MAX), n_pieces < KV_FAST_LONG_PIECES ? 1 : 2);
 	item->n_spans = n_pieces > 0 ? kv_div_up_u32(n_pieces, item->span_pieces) : 0;
 }
 
@@ -152,11 +156,8 @@ static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, u
 
 		if (n_fit == 0)
 			return false;
-		if (n_fit < item->n_rows) {
+		if (n_fit < item->n_rows)
 			item->n_rows = (uint32_t)n_fit;
-			lay_out(pool, op, item);
-			item->n_tasks = item->n_spans;
-		}
 		item->prepared_at = *n_bytes;
 		item->partials_at = *n_bytes + item->n_rows * q_heads * kv_fast_prepared_bytes(pool, layer);
 		*n_bytes += item->n_rows * row_bytes;
