@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/checked.h"
 #include "core/pool_spec_internal.h"
 
 #define PART_BYTES_MAX 320u /* longest member name and model text */
@@ -13,6 +14,24 @@
 static enum kv_status refuse(const char *part, const char *expected, struct kv_error *err)
 {
 	return kv_fail(err, KV_BAD_CONFIG, "pool: \"%.80s\": expected %s", part, expected);
+}
+
+/* Where the numbers may come from a file, the member that names one is what was meant. */
+static enum kv_status refuse_list(const char *part, const char *name, struct kv_error *err)
+{
+	static const struct {
+		const char *name, *expected;
+	} files[] = {
+		{ "k_center", "no lists here: use k_center_file=PATH, or the configuration file" },
+		{ "recipe", "no lists here: use recipe_file=PATH, or the configuration file" },
+		{ "rotation_matrix", "no lists here: use rotation_file=PATH, or the configuration file" },
+	};
+
+	for (uint32_t i = 0; i < KV_LENGTH(files); i++) {
+		if (strcmp(files[i].name, name) == 0)
+			return refuse(part, files[i].expected, err);
+	}
+	return refuse(part, "no lists here: use the configuration file", err);
 }
 
 /* NULL when the text is no such value (or without memory: the caller cannot do more about that). */
@@ -53,7 +72,7 @@ static enum kv_status parse_part(char *part, json_t *json, struct kv_error *err)
 	if (!member)
 		return refuse(part, "a member of a pool before the '='", err);
 	if (member->kind == KV_MEMBER_LIST)
-		return refuse(part, "no lists here: use the configuration file", err);
+		return refuse_list(part, member->name, err);
 	if (json_object_get(json, member->name))
 		return refuse(part, "every member once", err);
 

@@ -9,6 +9,7 @@
 #include "core/checked.h"
 #include "core/memory.h"
 #include "core/pool_spec.h"
+#include "server/models.h"
 
 #define PROBE_BYTES (64ull << 20) /* above the caches of common machines */
 
@@ -29,7 +30,7 @@ static enum kv_status read_u64(
 
 static enum kv_status check_names(const json_t *json, struct kv_error *err)
 {
-	static const char *const known[] = { "pool", "context_tokens", "sessions", "memory_bytes",
+	static const char *const known[] = { "model", "pool", "context_tokens", "sessions", "memory_bytes",
 		"link_bytes_per_s", "device_bytes_per_s", "row_dtype" };
 	const char *name;
 	json_t *value;
@@ -41,8 +42,8 @@ static enum kv_status check_names(const json_t *json, struct kv_error *err)
 			is_known = is_known || strcmp(name, known[i]) == 0;
 		if (!is_known)
 			return kv_fail(err, KV_BAD_CONFIG,
-				"%.40s: there is no such member; expected pool, context_tokens, sessions, "
-				"memory_bytes, link_bytes_per_s, device_bytes_per_s, row_dtype",
+				"%.40s: there is no such member; expected model, pool, context_tokens, "
+				"sessions, memory_bytes, link_bytes_per_s, device_bytes_per_s, row_dtype",
 				name);
 	}
 	return KV_OK;
@@ -63,6 +64,38 @@ static enum kv_status read_dtype(const json_t *json, uint64_t *n_bytes, struct k
 	return KV_OK;
 }
 
+/* The geometry of a model by name, where the pool does not say it itself. */
+static enum kv_status add_model(const json_t *json, json_t *pool, struct kv_error *err)
+{
+	const json_t *value = json_object_get(json, "model");
+	const char *name = json_string_value(value);
+	const struct srv_model *model = name ? srv_model_find(name) : NULL;
+	int failed = 0;
+
+	if (!value)
+		return KV_OK;
+	if (!model)
+		return kv_fail(err, KV_BAD_CONFIG,
+			"model: '%.40s' is not known by that name; 'tqkvctl plan --list' has the names, or "
+			"give "
+			"layers, q_heads, kv_heads and head_dim in pool",
+			name ? name : "");
+	const struct {
+		const char *name;
+		uint32_t number;
+	} members[] = {
+		{ "layers", model->n_layers },
+		{ "q_heads", model->q_heads },
+		{ "kv_heads", model->kv_heads },
+		{ "head_dim", model->head_dim },
+	};
+
+	for (size_t i = 0; i < KV_LENGTH(members); i++)
+		if (!json_object_get(pool, members[i].name))
+			failed |= json_object_set_new(pool, members[i].name, json_integer(members[i].number));
+	return failed ? kv_fail(err, KV_NO_MEMORY, "no memory") : KV_OK;
+}
+
 /* Rows as the pool's own rules make them: a pool of one block, which is thrown away. */
 static enum kv_status read_pool(
 	const json_t *json, uint64_t number_bytes, struct srv_capacity_ask *ask, struct kv_error *err)
@@ -74,6 +107,12 @@ static enum kv_status read_pool(
 	if (!pool)
 		return kv_fail(
 			err, KV_BAD_CONFIG, "pool: expected an object (layers, q_heads, kv_heads, ...)");
+	enum kv_status status = add_model(json, pool, err);
+
+	if (status != KV_OK) {
+		json_decref(pool);
+		return status;
+	}
 	int failed = json_object_set_new(pool, "name", json_string("plan"));
 
 	failed |= json_object_set_new(pool, "blocks", json_integer(1));
@@ -81,8 +120,7 @@ static enum kv_status read_pool(
 		failed |= json_object_set_new(pool, "block_size", json_integer(16));
 	(void)json_object_del(
 		pool, "tokens_max"); /* a bound of sequences; one block holds no such sequence */
-	const enum kv_status status =
-		failed ? kv_fail(err, KV_NO_MEMORY, "no memory") : kv_pool_spec_create(pool, &spec, err);
+	status = failed ? kv_fail(err, KV_NO_MEMORY, "no memory") : kv_pool_spec_create(pool, &spec, err);
 
 	json_decref(pool);
 	if (status != KV_OK)

@@ -57,9 +57,10 @@ struct srv_capacity {
 };
 
 /*
- * {"pool": members of a pool without name and blocks (block_size 16 where it is left out), "context_tokens",
- * "sessions" (default 1), "memory_bytes", "link_bytes_per_s", "device_bytes_per_s", "row_dtype": "bf16",
- * "f16" or "f32"}. BAD_CONFIG names the member.
+ * {"model" (optional: the geometry by a name of server/models.h), "pool": members of a pool without name and
+ * blocks (block_size 16 where it is left out), "context_tokens", "sessions" (default 1), "memory_bytes",
+ * "link_bytes_per_s", "device_bytes_per_s", "row_dtype": "bf16", "f16" or "f32"}. BAD_CONFIG names the
+ * member.
  */
 KV_MUST_CHECK enum kv_status srv_capacity_read(
 	const json_t *json, struct srv_capacity_ask *ask, struct kv_error *err);

@@ -141,6 +141,11 @@ void srv_http_on_completed(
 	}
 	pthread_mutex_unlock(&http->lock);
 	srv_http_call_free(unused);
+	if (request->body_bytes_max > SRV_HTTP_BODY_BYTES_MAX) {
+		pthread_mutex_lock(&http->lock);
+		http->n_large_bodies--;
+		pthread_mutex_unlock(&http->lock);
+	}
 	srv_settings_put(request->settings);
 	kv_free(request->body);
 	kv_free(request);
@@ -148,8 +153,8 @@ void srv_http_on_completed(
 
 /* First callback: only headers are there. Answering here closes the connection, which is right for a huge
  * body only. */
-static enum MHD_Result begin(
-	struct srv_http_listener *listener, struct MHD_Connection *connection, void **con_cls)
+static enum MHD_Result begin(struct srv_http_listener *listener, struct MHD_Connection *connection,
+	const char *url, const char *method, void **con_cls)
 {
 	struct srv_http *http = listener->http;
 	struct srv_http_request *request = kv_alloc(1, sizeof(*request));
@@ -161,6 +166,7 @@ static enum MHD_Result begin(
 	request->listener = listener;
 	request->connection = connection;
 	request->options = http->options;
+	request->body_bytes_max = SRV_HTTP_BODY_BYTES_MAX;
 	if (http->settings) {
 		request->settings = srv_settings_get(http->settings);
 		request->options = &request->settings->options;
@@ -172,29 +178,32 @@ static enum MHD_Result begin(
 	const char *length =
 		MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
 
-	if (length &&
-		(!srv_http_read_u64(length, UINT64_MAX, &length_bytes) ||
-			length_bytes > SRV_HTTP_BODY_BYTES_MAX))
-		return srv_http_problem(request, MHD_HTTP_CONTENT_TOO_LARGE, "TOO_LARGE",
-			"the body is larger than 65536 bytes");
-	return MHD_YES;
+	if (length && !srv_http_read_u64(length, UINT64_MAX, &length_bytes))
+		length_bytes = UINT64_MAX;
+	return length_bytes > SRV_HTTP_BODY_BYTES_MAX
+		? srv_http_expect_body(request, url, method, length_bytes)
+		: MHD_YES;
 }
 
 static enum MHD_Result collect(struct srv_http_request *request, const char *bytes, size_t n_bytes)
 {
-	const uint64_t room = request->body_bytes < SRV_HTTP_BODY_BYTES_MAX
-		? SRV_HTTP_BODY_BYTES_MAX - request->body_bytes
+	const uint64_t room = request->body_bytes < request->body_bytes_max
+		? request->body_bytes_max - request->body_bytes
 		: 0;
 	const size_t n_kept = n_bytes < room ? n_bytes : (size_t)room;
 
 	if (!request->body) {
-		request->body = kv_alloc(SRV_HTTP_BODY_BYTES_MAX + 1, 1);
+		request->body = kv_alloc((size_t)request->body_bytes_max + 1, 1);
 		if (!request->body)
 			return MHD_NO;
 	}
-	memcpy(request->body + (SRV_HTTP_BODY_BYTES_MAX - room), bytes, n_kept);
+	memcpy(request->body + (request->body_bytes_max - room), bytes, n_kept);
 	request->body_bytes += n_bytes;
-	return request->body_bytes <= SRV_HTTP_DISCARD_BYTES_MAX ? MHD_YES : MHD_NO;
+	/* A length that was told ends by itself. */
+	return request->body_bytes <= SRV_HTTP_DISCARD_BYTES_MAX ||
+			request->body_bytes <= request->body_bytes_max
+		? MHD_YES
+		: MHD_NO;
 }
 
 enum MHD_Result srv_http_on_request(void *cls, struct MHD_Connection *connection, const char *url,
@@ -207,7 +216,7 @@ enum MHD_Result srv_http_on_request(void *cls, struct MHD_Connection *connection
 
 	(void)version;
 	if (!request)
-		return begin(listener, connection, con_cls);
+		return begin(listener, connection, url, method, con_cls);
 	if (*upload_data_bytes > 0) {
 		const size_t n_bytes = *upload_data_bytes;
 

@@ -204,6 +204,14 @@ bool srv_http_is_refused(
 	return is_refused_by_login(request, route ? route->access : SRV_ACCESS_READ, result);
 }
 
+bool srv_http_is_refused_as_large(
+	struct srv_http_request *request, const struct srv_http_route *route, enum MHD_Result *result)
+{
+	if (is_refused_by_headers(request, route, result))
+		return true;
+	return is_refused_by_login(request, SRV_ACCESS_ADMIN, result);
+}
+
 /* As it stands in an address: what is no letter, digit or one of "-._~" cannot look like another word. */
 static void escape_name(const char *name, char *out, size_t n_bytes)
 {
@@ -218,15 +226,37 @@ static void escape_name(const char *name, char *out, size_t n_bytes)
 	}
 }
 
+/* The route's path with its names filled in. */
+static void fill_path(struct srv_http_request *request, char *out, size_t n_bytes)
+{
+	char name[3 * SRV_HTTP_NAME_BYTES + 1];
+	uint32_t n_names = 0;
+	size_t used = 0;
+
+	for (const char *c = request->route->path; *c && used + 1 < n_bytes;) {
+		if (*c != '{') {
+			out[used++] = *c++;
+			continue;
+		}
+		escape_name(request->names[n_names++], name, sizeof(name));
+		const int n = snprintf(out + used, n_bytes - used, "%s", name);
+
+		used = used + (size_t)n < n_bytes ? used + (size_t)n : n_bytes - 1;
+		c += strcspn(c, "}") + 1;
+	}
+	out[used] = '\0';
+}
+
 void srv_http_audit(struct srv_http_request *request, unsigned http_status)
 {
-	char peer[80], name[3 * SRV_HTTP_NAME_BYTES + 1];
+	char peer[80], path[SRV_HTTP_NAMES_MAX * 3 * SRV_HTTP_NAME_BYTES + 64];
 	const char *who = request->who                                                   ? request->who
 		: request->settings && srv_http_tls_asks_clients(request->settings->tls) ? "a certificate"
-											 : "nobody";
+											 : NULL;
 
 	peer_text(request, peer, sizeof(peer));
-	escape_name(request->names[0], name, sizeof(name));
-	srv_log_audit("audit %s %s%s%s by %s from %s status %u", request->route->method, request->route->path,
-		name[0] ? " " : "", name, who, peer, http_status);
+	fill_path(request, path, sizeof(path));
+	/* No letter of the path is a blank, so nothing in it looks like the words behind it. */
+	srv_log_audit("audit: change over HTTP, %s %s %s%s from %s status %u", request->route->method, path,
+		who ? "by " : "without login", who ? who : "", peer, http_status);
 }

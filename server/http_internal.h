@@ -28,6 +28,10 @@
 #include "server/settings.h"
 
 #define SRV_HTTP_BODY_BYTES_MAX 65536u
+/* Of routes that take a pool: k_center of 80 layers, 8 heads and 128 channels is 81920 numbers. Its length
+ * has to be told, and so many at once are received, because each takes its memory from the first byte on. */
+#define SRV_HTTP_POOL_BODY_BYTES_MAX 4194304u
+#define SRV_HTTP_LARGE_BODIES_MAX    4u
 /* A body of unknown length is thrown away up to here, so that the client gets to read the 413; then the
  * connection. */
 #define SRV_HTTP_DISCARD_BYTES_MAX 1048576u
@@ -91,6 +95,8 @@ struct srv_http_route {
 	unsigned params;  /* enum srv_http_param */
 	unsigned success; /* HTTP status */
 	enum srv_control_kind kind;
+	/* Takes bodies of SRV_HTTP_POOL_BODY_BYTES_MAX from who may make pools. */
+	bool has_pool_body;
 	/* (optional) Answers without the loop. */
 	enum MHD_Result (*answer)(struct srv_http_request *request);
 	/* (optional) Reads names and body into the call. */
@@ -112,8 +118,9 @@ struct srv_http_request {
 	const struct srv_http_route *route; /* once dispatched to the loop */
 	enum srv_http_wait wait;            /* under http->lock */
 	struct srv_http_call *call;         /* under http->lock while WAITING */
-	char *body;                         /* SRV_HTTP_BODY_BYTES_MAX + 1, once the first byte came */
-	uint64_t body_bytes;                /* seen; above the maximum the rest is thrown away */
+	uint32_t body_bytes_max; /* larger than SRV_HTTP_BODY_BYTES_MAX: counted in n_large_bodies */
+	char *body;              /* body_bytes_max + 1, once the first byte came */
+	uint64_t body_bytes;     /* seen; above the maximum the rest is thrown away */
 	char names[SRV_HTTP_NAMES_MAX][SRV_HTTP_NAME_BYTES]; /* parts of the path that are names, unescaped */
 	char allow[48];                                      /* 405 */
 	char location[KV_POOL_NAME_BYTES_MAX + 16];          /* 201 */
@@ -160,6 +167,7 @@ struct srv_http {
 	bool has_watchdog;
 	/* under lock */
 	bool is_stopping;
+	uint32_t n_large_bodies;
 	uint32_t answer_timeout_ms, total_ms, crowded_ms;
 	uint32_t n_refs;      /* the owner, and each call that the loop has */
 	uint32_t n_waiting;   /* requests that were posted and are not completed */
@@ -197,11 +205,19 @@ bool srv_http_conn_is_current(const struct srv_http_request *request);
 /* http_access.c: may this be asked? True: it may not, and *result is what was answered. */
 bool srv_http_is_refused(
 	struct srv_http_request *request, const struct srv_http_route *route, enum MHD_Result *result);
+/* A body larger than SRV_HTTP_BODY_BYTES_MAX is announced. The same, and who may not make pools is refused.
+ */
+bool srv_http_is_refused_as_large(
+	struct srv_http_request *request, const struct srv_http_route *route, enum MHD_Result *result);
 /* The line that every call which changes something leaves in the log. */
 void srv_http_audit(struct srv_http_request *request, unsigned http_status);
 
 /* http_request.c: one complete request, and the same once its call came back. HTTP thread. */
 enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *url, const char *method);
+/* A body of so many bytes is announced: request->body_bytes_max is set, or what is wrong has been answered.
+ */
+enum MHD_Result srv_http_expect_body(
+	struct srv_http_request *request, const char *url, const char *method, uint64_t length_bytes);
 enum MHD_Result srv_http_finish(struct srv_http_request *request);
 
 /* http_answer.c */

@@ -251,6 +251,48 @@ static bool is_for_metrics(const struct srv_http_route *route)
 		route->answer == srv_route_live;
 }
 
+static enum MHD_Result refuse_size(struct srv_http_request *request, uint32_t n_bytes_max)
+{
+	char detail[160];
+
+	snprintf(detail, sizeof(detail), "the body is larger than %u bytes%s", n_bytes_max,
+		n_bytes_max > SRV_HTTP_BODY_BYTES_MAX
+			? "; k_center_file and the like name a file where the daemon is started"
+			: "");
+	return srv_http_problem(request, MHD_HTTP_CONTENT_TOO_LARGE, "TOO_LARGE", detail);
+}
+
+/* Everything here is looked at before the first byte of the body is received. Whatever is answered closes the
+ * connection, so nothing of the body is read. */
+enum MHD_Result srv_http_expect_body(
+	struct srv_http_request *request, const char *url, const char *method, uint64_t length_bytes)
+{
+	struct srv_http *http = request->http;
+	enum MHD_Result result;
+	bool is_path;
+	const struct srv_http_route *route =
+		request->listener->is_metrics ? NULL : find_route(request, url, method, &is_path);
+	const bool is_large = route && route->has_pool_body;
+	const uint32_t n_bytes_max = is_large ? SRV_HTTP_POOL_BODY_BYTES_MAX : SRV_HTTP_BODY_BYTES_MAX;
+
+	request->allow[0] = '\0';
+	if (length_bytes > n_bytes_max)
+		return refuse_size(request, n_bytes_max);
+	request->route = route;
+	if (srv_http_is_refused_as_large(request, route, &result))
+		return result;
+	pthread_mutex_lock(&http->lock);
+	const bool is_room = http->n_large_bodies < SRV_HTTP_LARGE_BODIES_MAX;
+
+	http->n_large_bodies += is_room;
+	pthread_mutex_unlock(&http->lock);
+	if (!is_room)
+		return srv_http_refuse(
+			request, KV_BUSY_RETRY, "4 bodies of more than 65536 bytes are received already");
+	request->body_bytes_max = (uint32_t)length_bytes;
+	return MHD_YES;
+}
+
 enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *url, const char *method)
 {
 	struct params params = { .values = { [PARAM_LIMIT] = SRV_HTTP_LIMIT_DEFAULT } };
@@ -277,9 +319,8 @@ enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *
 			request->allow);
 		return srv_http_problem(request, MHD_HTTP_METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", detail);
 	}
-	if (request->body_bytes > SRV_HTTP_BODY_BYTES_MAX)
-		return srv_http_problem(request, MHD_HTTP_CONTENT_TOO_LARGE, "TOO_LARGE",
-			"the body is larger than 65536 bytes");
+	if (request->body_bytes > request->body_bytes_max)
+		return refuse_size(request, request->body_bytes_max);
 	params.allowed = route->params;
 	MHD_get_connection_values(request->connection, MHD_GET_ARGUMENT_KIND, read_param, &params);
 	check_params(&params);

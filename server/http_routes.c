@@ -8,14 +8,20 @@
 #include "server/http_views.h"
 #include "server/routes.h"
 
-#define ROUTE(method, path, access, params, success, kind, prepare, view)                                   \
-	{                                                                                                   \
-		method, path, SRV_ACCESS_##access, params, success, SRV_CONTROL_##kind, NULL, prepare, view \
+#define ROUTE(method, path, access, params, success, kind, prepare, view)                            \
+	{                                                                                            \
+		method, path, SRV_ACCESS_##access, params, success, SRV_CONTROL_##kind, false, NULL, \
+			prepare, view                                                                \
+	}
+/* The body holds a pool. */
+#define TAKES_POOL(method, path, access, success, kind, prepare, view)                                       \
+	{                                                                                                    \
+		method, path, SRV_ACCESS_##access, 0, success, SRV_CONTROL_##kind, true, NULL, prepare, view \
 	}
 /* Answered by the control thread alone. */
-#define LOCAL(method, path, access, success, answer)                                 \
-	{                                                                            \
-		method, path, SRV_ACCESS_##access, 0, success, 0, answer, NULL, NULL \
+#define LOCAL(method, path, access, success, answer)                                        \
+	{                                                                                   \
+		method, path, SRV_ACCESS_##access, 0, success, 0, false, answer, NULL, NULL \
 	}
 
 const struct srv_http_route srv_http_routes[] = {
@@ -37,10 +43,11 @@ const struct srv_http_route srv_http_routes[] = {
 	/* what occupies the memory */
 	ROUTE("GET", "/v1/occupancy", READ, 0, 200, OCCUPANCY, NULL, srv_view_occupancy),
 	ROUTE("GET", "/v1/pools", READ, 0, 200, POOLS, NULL, srv_view_pools),
-	ROUTE("POST", "/v1/pools", ADMIN, 0, 201, POOL_CREATE, srv_route_pool_create, srv_view_pool_created),
+	TAKES_POOL(
+		"POST", "/v1/pools", ADMIN, 201, POOL_CREATE, srv_route_pool_create, srv_view_pool_created),
 	ROUTE("GET", "/v1/pools/{name}", READ, 0, 200, POOL, srv_route_pool_name, srv_view_pool),
 	ROUTE("DELETE", "/v1/pools/{name}", ADMIN, 0, 204, POOL_DELETE, srv_route_pool_name, NULL),
-	ROUTE("POST", "/v1/plan", READ, 0, 200, PLAN, srv_route_plan, srv_view_plan),
+	TAKES_POOL("POST", "/v1/plan", READ, 200, PLAN, srv_route_plan, srv_view_plan),
 	/* who */
 	ROUTE("GET", "/v1/sessions", READ, SRV_PARAM_PAGE | SRV_PARAM_TENANT | SRV_PARAM_SORT, 200, SESSIONS,
 		NULL, srv_view_sessions),

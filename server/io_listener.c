@@ -33,6 +33,25 @@ static const char *file_kind(mode_t mode)
 	return "a device";
 }
 
+/* The usual reasons are those of a start without options: the service manager makes the default folder. */
+static enum kv_status refuse_lock(const char *path, const char *lock_path, int reason, struct kv_error *err)
+{
+	const char *slash = strrchr(path, '/');
+	const int folder_bytes = slash && slash > path ? (int)(slash - path) : 1;
+
+	if (reason == ENOENT && slash)
+		return kv_fail(err, KV_IO_ERROR,
+			"unix:%s: the folder %.*s is missing: make it, or name another place with "
+			"--listen unix:PATH",
+			path, folder_bytes, path);
+	if (reason == EACCES)
+		return kv_fail(err, KV_IO_ERROR,
+			"unix:%s: this user may not make %s: change the folder's permissions, or name "
+			"another place with --listen unix:PATH",
+			path, lock_path);
+	return kv_fail(err, KV_IO_ERROR, "lock file %s: %s", lock_path, strerror(reason));
+}
+
 /*
  * Takes PATH.lock. Whoever holds it may remove it, so a lock counts only if the file is still the one at the
  * path.
@@ -47,7 +66,7 @@ static enum kv_status take_lock(struct srv_io_listener *listener, struct kv_erro
 		const int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 
 		if (fd < 0)
-			return kv_fail(err, KV_IO_ERROR, "lock file %s: %s", lock_path, strerror(errno));
+			return refuse_lock(listener->path, lock_path, errno, err);
 		if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
 			const int reason = errno;
 

@@ -10,7 +10,10 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Longer than the longest struct kv_error text with its context. */
@@ -63,12 +66,52 @@ static size_t escape(const char *text, char *out, size_t n_bytes)
 	return used;
 }
 
+/* The level words of everybody but journald, which takes numbers. */
+static const char *level_name(int level)
+{
+	return level == SRV_LOG_ERROR        ? "error"
+		: level == SRV_LOG_WARNING   ? "warning"
+		: level == LEVEL_NOTICE      ? "notice"
+		: level == (int)SRV_LOG_INFO ? "info"
+					     : "debug";
+}
+
+/* JOURNAL_STREAM is "device:inode" of the stream that the service manager gave us; stderr may have been
+ * pointed elsewhere since, and a child of a service inherits the variable with another stderr. */
+static bool is_journal(void)
+{
+	const char *stream = getenv("JOURNAL_STREAM");
+	struct stat found;
+	char own[48];
+
+	if (!stream || fstat(STDERR_FILENO, &found) != 0)
+		return false;
+	snprintf(own, sizeof(own), "%llu:%llu", (unsigned long long)found.st_dev,
+		(unsigned long long)found.st_ino);
+	return strcmp(stream, own) == 0;
+}
+
+/* journald adds the time itself and reads the level from "<6>"; everybody else gets "TIME level ". */
+static size_t write_prefix(char *out, size_t n_bytes, int level)
+{
+	struct timespec now = { 0 };
+	struct tm parts = { 0 };
+	char seconds[32] = "";
+
+	if (is_journal())
+		return (size_t)snprintf(out, n_bytes, "<%d>", level);
+	clock_gettime(CLOCK_REALTIME, &now);
+	if (gmtime_r(&now.tv_sec, &parts))
+		strftime(seconds, sizeof(seconds), "%Y-%m-%dT%H:%M:%S", &parts);
+	return (size_t)snprintf(
+		out, n_bytes, "%s.%03uZ %s ", seconds, (unsigned)(now.tv_nsec / 1000000), level_name(level));
+}
+
 /* n_suppressed > 0: says at the end how many lines of this kind were left out. */
 static void write_line(enum srv_log_level level, uint64_t n_suppressed, const char *fmt, va_list args)
 {
 	char text[LINE_BYTES_MAX], line[LINE_BYTES_MAX + 64];
-	/* The level is for journald and whoever collects the lines; a person at a terminal reads without. */
-	size_t used = isatty(STDERR_FILENO) ? 0 : (size_t)snprintf(line, sizeof(line), "<%d>", (int)level);
+	size_t used = write_prefix(line, sizeof(line), (int)level);
 
 	if (vsnprintf(text, sizeof(text), fmt, args) > 0)
 		used += escape(text, line + used, LINE_BYTES_MAX - 1 - used);

@@ -57,10 +57,12 @@ enum MHD_Result srv_route_log_level(struct srv_http_request *request)
 
 static enum kv_status read_level(const json_t *json, enum srv_log_level *level, struct kv_error *err)
 {
-	const char *name = json_string_value(json_object_get(json, "level"));
+	/* The configuration file calls it log_level. */
+	const char *member = json_object_get(json, "log_level") ? "log_level" : "level";
+	const char *name = json_string_value(json_object_get(json, member));
 
 	if (json_object_size(json) != 1 || !name)
-		return kv_fail(err, KV_BAD_CONFIG, "expected one member, \"level\", a text");
+		return kv_fail(err, KV_BAD_CONFIG, "expected one member, \"level\" or \"log_level\", a text");
 	for (size_t i = 0; i < KV_LENGTH(levels); i++) {
 		if (strcmp(name, levels[i].name) == 0) {
 			*level = levels[i].level;
@@ -68,7 +70,7 @@ static enum kv_status read_level(const json_t *json, enum srv_log_level *level, 
 		}
 	}
 	return kv_fail(err, KV_BAD_CONFIG,
-		"level: '%.40s' is not accepted, expected error, warning, info or debug", name);
+		"%s: '%.40s' is not accepted, expected error, warning, info or debug", member, name);
 }
 
 /* Until the next reload or start, which say it again. */

@@ -8,9 +8,9 @@
 #include "server/capacity.h"
 #include "server/control.h"
 #include "server/ctl/ctl.h"
-#include "server/ctl/models.h"
 #include "server/ctl/table.h"
 #include "server/http_views.h"
+#include "server/models.h"
 
 enum {
 	ARG_MODEL,
@@ -307,6 +307,9 @@ static enum kv_status run_plan(struct srv_ctl *ctl, struct kv_error *err)
 	if (ctl->values[ARG_OFFLINE].is_given && !ctl->values[ARG_MEMORY].is_given)
 		return kv_fail(err, SRV_CTL_USAGE,
 			"--offline needs --memory: there is no daemon whose arena counts");
+	if (ctl->values[ARG_PRESET].is_given && (ctl->values[ARG_K].is_given || ctl->values[ARG_V].is_given))
+		return kv_fail(err, SRV_CTL_USAGE,
+			"--preset stands for both formats: give it, or --k and --v, as for a pool");
 	enum kv_status status = make_ask(ctl, &ask, err);
 
 	if (status == KV_OK && ctl->values[ARG_OFFLINE].is_given)

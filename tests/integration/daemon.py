@@ -56,9 +56,9 @@ class Daemon:
         return self.log_path.read_bytes()[self.log_start:].decode(errors="replace")
 
     def check_log(self):
-        """Every line begins with its level and is printable ASCII, whatever clients called themselves or asked for."""
+        """Every line begins with time and level and is printable ASCII, whatever clients called themselves or asked for."""
         for line in self.log_path.read_bytes()[self.log_start:].splitlines():
-            assert re.fullmatch(rb"<[0-7]>[\x20-\x7e]*", line), line
+            assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (error|warning|notice|info|debug) [\x20-\x7e]*", line), line
 
     def _wait_for(self, pattern):
         end = time.monotonic() + PATIENCE_S
@@ -80,8 +80,9 @@ class Daemon:
         raise AssertionError(f"never ready:\n{self.log()}")
 
     def request(self, method, path, body=None, headers=None, raw=False):
-        """(status, parsed JSON or text) of one control request."""
-        data = None if body is None else (body if isinstance(body, bytes) else json.dumps(body).encode())
+        """(status, parsed JSON or text) of one control request; an iterator's parts are sent without their length."""
+        is_raw = body is None or isinstance(body, bytes) or hasattr(body, "__next__")
+        data = body if is_raw else json.dumps(body).encode()
         headers = dict(headers or {})
         if data is not None:
             headers.setdefault("Content-Type", "application/json")

@@ -472,7 +472,31 @@ class Pools(Case):
         self.assertEqual(self.pool_names(), before)
 
     def test_large_bodies_are_refused(self):
-        self.problem(413, "TOO_LARGE", "POST", "/v1/pools", b'{"name": "' + b"x" * 70000 + b'"}')
+        self.problem(413, "TOO_LARGE", "POST", "/v1/snapshot", b'{"name": "' + b"x" * 70000 + b'"}')
+
+    def test_a_pool_brings_its_centres_along(self):
+        """32 layers, 8 heads and 128 channels are more numbers than 64 KiB hold; the plan takes them as well."""
+        pool = {"layers": 32, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "k": "tq4", "v": "tq4", "block_size": 16,
+                "k_center": [[[(i % 97 - 48) / 64 for i in range(128)]] * 8] * 32}
+        self.assertGreater(len(json.dumps(pool)), 4 * 65536)
+        status, plan = self.daemon.request("POST", "/v1/plan", {"pool": pool, "context_tokens": 4096})
+        self.assertEqual(status, 200, plan)
+        status, made = self.daemon.request("POST", "/v1/pools", dict(pool, name="centred", blocks=4))
+        self.assertEqual(status, 201, made)
+        self.assertEqual(self.daemon.request("DELETE", "/v1/pools/centred")[0], 204)
+
+    def test_plan_by_the_name_of_a_model(self):
+        """The geometry is the model's; what the pool says itself counts; an unknown name says where the names are."""
+        ask = {"model": "llama-3.1-8b", "pool": {"preset": "k8v4"}, "context_tokens": 4096}
+        status, plan = self.daemon.request("POST", "/v1/plan", ask)
+        self.assertEqual(status, 200, plan)
+        told = dict(ask, pool={"layers": 32, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "preset": "k8v4"})
+        del told["model"]
+        self.assertEqual(self.daemon.request("POST", "/v1/plan", told), (200, plan))
+        half = self.daemon.request("POST", "/v1/plan", dict(ask, pool={"preset": "k8v4", "layers": 16}))[1]
+        self.assertEqual(2 * half["token_bytes"], plan["token_bytes"])
+        for name in ("llama-99", 7):
+            self.assertIn("plan --list", self.problem(400, "BAD_CONFIG", "POST", "/v1/plan", dict(ask, model=name)))
 
     def test_wrong_types_and_methods_are_refused(self):
         for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):

@@ -171,6 +171,7 @@ class Questions(WithDaemon):
         self.assertEqual(exact["context_bytes"], alone["context_bytes"] + 128 * alone["token_dense_bytes"])
         self.assertEqual(exact["fits"]["n_sessions"], (80 << 30) // exact["context_bytes"])
         self.assertRegex(self.text("plan", *numbers, "--exact-tokens", 128), r"(?m)^exact +the newest 128 tokens")
+        self.fails("plan", *numbers, "--preset", "k8v4", "--k", "tq5", code=2, words=["--preset", "--k"])
         self.fails("plan", *numbers, "--exact-tokens", 100, words=["exact_tokens", "16"])
         self.assertGreater(len(self.json("plan", "--list")), 30)
         self.assertIn("qwen3-8b", self.text("plan", "--list"))

@@ -190,7 +190,7 @@ class Process(unittest.TestCase):
             daemon.request("GET", "/readyz?deep=1")
             said = re.findall("no CUDA device: CUDA error [0-9]+|built without CUDA", daemon.log())
             self.assertEqual(len(said), 1, daemon.log())
-            self.assertRegex(daemon.log(), r"<6>backend CPU .*\(.*CUDA.*\), instruction set")
+            self.assertRegex(daemon.log(), r"Z info backend CPU .*\(.*CUDA.*\), instruction set")
             self.assertIn("CUDA", daemon.get("/v1/info")["backend_reason"])
 
     def test_more_memory_than_there_is_names_wanted_and_free(self):

@@ -173,7 +173,7 @@ class Described(unittest.TestCase):
         none, table = "/v1/sessions/0000000000000000", "/v1/sessions/{id}/sequences/{sequence}"
         pools, pool, tenant = "/v1/pools", "/v1/pools/{name}", "/v1/tenants/{tenant}"
         calls = [("put", "/v1/log-level", "/v1/log-level", {"level": 7}, 400), ("post", pools, pools, b"[]", 400),
-                 ("post", pools, pools, dict(EXTRA, name="exact"), 409), ("post", pools, pools, b"{" + b" " * 70000 + b"}", 413),
+                 ("post", pools, pools, dict(EXTRA, name="exact"), 409), ("post", pools, pools, iter([b"{" + b" " * 70000 + b"}"]), 413),
                  ("post", pools, pools, dict(EXTRA, blocks=1 << 20), 507), ("get", "/v1/pools/none", pool, None, 404),
                  ("delete", "/v1/pools/none", pool, None, 404), ("delete", "/v1/pools/exact", pool, None, 409),
                  ("get", gone + "/sequences/1", table, None, 410), ("get", "/v1/sessions/x/sequences/1", table, None, 400),

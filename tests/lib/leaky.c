@@ -14,7 +14,7 @@ static volatile sig_atomic_t is_armed;
 
 static void arm(int signal_number)
 {
-	static const char text[] = "<6>armed\n";
+	static const char text[] = "1970-01-01T00:00:00.000Z info armed\n";
 
 	(void)signal_number;
 	is_armed = 1;

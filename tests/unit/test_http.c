@@ -401,61 +401,6 @@ START_TEST(test_http_no_body_no_media_type)
 }
 END_TEST
 
-/* More than 64 KiB: 413 from the header alone; where the length is not told, after the body was thrown away.
- */
-START_TEST(test_http_body_too_large)
-{
-	static char chunk[8192 + 16];
-	int fd = kv_test_connect(&test);
-	static const char announced[] =
-		"POST /v1/pools HTTP/1.1\r\nHost: localhost\r\n" JSON_TYPE "Content-Length: 65537\r\n\r\n";
-	static const char unannounced[] = "POST /v1/pools HTTP/1.1\r\nHost: localhost\r\n" JSON_TYPE
-					  "Transfer-Encoding: chunked\r\n\r\n";
-
-	ck_assert(kv_test_send(fd, announced, sizeof(announced) - 1));
-	kv_test_receive(fd, false, &response);
-	assert_problem(413, "TOO_LARGE", "65536");
-	ck_assert(response.is_closing);
-	close(fd);
-	fd = kv_test_connect(&test);
-	ck_assert(kv_test_send(fd, unannounced, sizeof(unannounced) - 1));
-	const size_t n_bytes = (size_t)sprintf(chunk, "2000\r\n%08192d\r\n", 0);
-
-	for (unsigned i = 0; i < 9; i++)
-		ck_assert(kv_test_send(fd, chunk, n_bytes));
-	ck_assert(kv_test_send(fd, "0\r\n\r\n", 5));
-	kv_test_receive(fd, false, &response);
-	assert_problem(413, "TOO_LARGE", "65536");
-	/* The connection is good for another request. */
-	ck_assert(kv_test_send(fd, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", 32));
-	kv_test_receive(fd, false, &response);
-	ck_assert_int_eq(response.status, 403);
-	close(fd);
-	/* A body without end loses its connection. */
-	fd = kv_test_connect(&test);
-	ck_assert(kv_test_send(fd, unannounced, sizeof(unannounced) - 1));
-	unsigned n_chunks = 0;
-
-	while (n_chunks < 100000 && kv_test_send(fd, chunk, n_bytes))
-		n_chunks++;
-	ck_assert_uint_lt(n_chunks, 100000);
-	close(fd);
-	ck_assert_uint_eq(atomic_load(&test.n_taken), 0);
-}
-END_TEST
-
-/* Exactly 64 KiB is a body like any other. */
-START_TEST(test_http_body_of_full_size)
-{
-	static char body[65537];
-
-	memset(body, ' ', sizeof(body) - 1);
-	memcpy(body, SMOL, sizeof(SMOL) - 1);
-	ask("POST", "/v1/pools", JSON_TYPE, body);
-	ck_assert_msg(response.status == 201, "%s", response.body);
-}
-END_TEST
-
 /* Deleting answers without a body; what the loop refuses is told. */
 START_TEST(test_http_pool_delete)
 {
@@ -588,8 +533,6 @@ int main(void)
 	tcase_add_test(tcase, test_http_pool_create_refuses_bodies);
 	tcase_add_test(tcase, test_http_media_type);
 	tcase_add_test(tcase, test_http_no_body_no_media_type);
-	tcase_add_test(tcase, test_http_body_too_large);
-	tcase_add_test(tcase, test_http_body_of_full_size);
 	tcase_add_test(tcase, test_http_pool_delete);
 	tcase_add_test(tcase, test_http_statuses);
 	tcase_add_test(tcase, test_http_live);

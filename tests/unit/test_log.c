@@ -1,7 +1,10 @@
 /* Log: one event is one line with a level in front, whatever bytes it is made of, and repeat offenders are
  * counted. */
+#include <regex.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "server/log.h"
@@ -10,12 +13,25 @@
 static FILE *file;
 static int saved_stderr;
 
+/* JOURNAL_STREAM as the service manager sets it, of stderr's file; `wrong` is added to the inode. */
+static void name_journal(int wrong)
+{
+	struct stat found;
+	char text[64];
+
+	ck_assert_int_eq(fstat(STDERR_FILENO, &found), 0);
+	snprintf(text, sizeof(text), "%llu:%llu", (unsigned long long)found.st_dev,
+		(unsigned long long)found.st_ino + (unsigned)wrong);
+	setenv("JOURNAL_STREAM", text, 1);
+}
+
 static void setup(void)
 {
 	file = tmpfile();
 	ck_assert_ptr_nonnull(file);
 	saved_stderr = dup(STDERR_FILENO);
 	dup2(fileno(file), STDERR_FILENO);
+	name_journal(0);
 }
 
 static void teardown(void)
@@ -38,11 +54,49 @@ static const char *written(void)
 	return text;
 }
 
-/* The level is a number in angle brackets, as journald reads it. */
+/* To journald the level is a number in angle brackets, as it reads it. */
 START_TEST(test_log_line)
 {
 	srv_log(SRV_LOG_WARNING, "conn %d closed by %s", 17, "peer");
 	ck_assert_str_eq(written(), "<4>conn 17 closed by peer\n");
+}
+END_TEST
+
+static void expect_match(const char *text, const char *pattern)
+{
+	regex_t regex;
+
+	ck_assert_int_eq(regcomp(&regex, pattern, REG_EXTENDED | REG_NOSUB), 0);
+	ck_assert_msg(regexec(&regex, text, 0, NULL, 0) == 0, "'%s' is no '%s'", text, pattern);
+	regfree(&regex);
+}
+
+/* Where nobody reads levels as numbers and adds the time, both are words: without journald, and where stderr
+ * is not the stream that it gave us, as with `2>file` in a service. */
+START_TEST(test_log_without_journal)
+{
+#define TIME_PATTERN "^[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9]\\.[0-9]{3}Z "
+	static const char *const names[] = { "error", "warning", NULL, "info", "debug" };
+
+	name_journal(1);
+	srv_log_set_level(SRV_LOG_DEBUG);
+	for (int level = SRV_LOG_ERROR; level <= (int)SRV_LOG_DEBUG; level++) {
+		const char *name = names[level - (int)SRV_LOG_ERROR];
+		char pattern[160];
+
+		if (!name)
+			continue;
+		snprintf(pattern, sizeof(pattern), TIME_PATTERN "%s line %d\n$", name, level);
+		srv_log((enum srv_log_level)level, "line %d", level);
+		expect_match(written(), pattern);
+	}
+	unsetenv("JOURNAL_STREAM");
+	srv_log_audit("who");
+	expect_match(written(), TIME_PATTERN "notice who\n$");
+	setenv("JOURNAL_STREAM", "", 1);
+	srv_log(SRV_LOG_INFO, "what");
+	expect_match(written(), TIME_PATTERN "info what\n$");
+#undef TIME_PATTERN
 }
 END_TEST
 
@@ -128,6 +182,7 @@ int main(void)
 
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_test(tcase, test_log_line);
+	tcase_add_test(tcase, test_log_without_journal);
 	tcase_add_test(tcase, test_log_level);
 	tcase_add_test(tcase, test_log_escapes);
 	tcase_add_test(tcase, test_log_long_line);

@@ -276,8 +276,16 @@ START_TEST(test_pool_spec_short_form_of_options)
 		const char *text, *msg;
 	} rows[] = {
 		{ "per_layer=yes", "pool: \"per_layer=yes\": expected true or false behind the '='" },
-		{ "k_center=1", "pool: \"k_center=1\": expected no lists here: use the configuration file" },
-		{ "recipe=1", "pool: \"recipe=1\": expected no lists here: use the configuration file" },
+		{ "k_center=1",
+			"pool: \"k_center=1\": expected no lists here: use k_center_file=PATH, or the "
+			"configuration file" },
+		{ "recipe=1",
+			"pool: \"recipe=1\": expected no lists here: use recipe_file=PATH, or the "
+			"configuration file" },
+		{ "rotation_matrix=1",
+			"pool: \"rotation_matrix=1\": expected no lists here: use rotation_file=PATH, or the "
+			"configuration file" },
+		{ "sinks=1", "pool: \"sinks=1\": expected no lists here: use the configuration file" },
 	};
 
 	ck_assert_str_eq(spec->layers[1].k->format->name, "tq3");

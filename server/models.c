@@ -1,4 +1,4 @@
-#include "server/ctl/models.h"
+#include "server/models.h"
 
 #include <stddef.h>
 #include <strings.h>

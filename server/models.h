@@ -1,11 +1,11 @@
 /*
- * Models by name: the geometry of the K/V caches of models that many people run, so that `tqkvctl plan` needs
+ * Models by name: the geometry of the K/V caches of models that many people run, so that planning needs
  * no look into a model's configuration. Numbers are those of the config.json that each model is published
  * with: num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim (hidden_size /
  * num_attention_heads where it has none). Constants; any thread.
  */
-#ifndef SERVER_CTL_MODELS_H
-#define SERVER_CTL_MODELS_H
+#ifndef SERVER_MODELS_H
+#define SERVER_MODELS_H
 
 #include <stdint.h>
 
