@@ -97,9 +97,10 @@ static void unlink_child(struct kv_prefix_index *index, uint32_t idx)
 		drop_identity(index, node->parent & ~KV_PREFIX_ROOT);
 }
 
-/* A node over the sequence's blocks at this place. */
-static uint32_t add_node(struct kv_pool *pool, uint32_t parent, const struct kv_prefix_hash *hash,
-	const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX], uint64_t now_ns)
+/* A node over the sequence's blocks at this place; part_first KV_PREFIX_NONE: it is the first of its part. */
+static uint32_t add_node(struct kv_pool *pool, uint32_t parent, uint32_t part_first,
+	const struct kv_prefix_hash *hash, const uint8_t *tokens, const uint32_t blocks[KV_GROUPS_MAX],
+	uint64_t now_ns)
 {
 	struct kv_prefix_index *index = pool->prefixes;
 	const uint32_t idx = index->n_freed > 0 ? index->free_ids[--index->n_freed] : index->n_touched++;
@@ -113,6 +114,7 @@ static uint32_t add_node(struct kv_pool *pool, uint32_t parent, const struct kv_
 		.expires_ns = 1,
 		.identity = is_first ? parent & ~KV_PREFIX_ROOT : index->nodes[parent].identity,
 		.depth = is_first ? 1 : index->nodes[parent].depth + 1,
+		.part_first = part_first == KV_PREFIX_NONE ? idx : part_first,
 		.serial = ++pool->domain->prefix_serial,
 		.published_ns = now_ns,
 		.is_used = true };
@@ -239,6 +241,8 @@ enum kv_status kv_prefix_publish(struct kv_session *session, uint64_t sequence_i
 		identity = add_identity(index, &hash, session->tenant, key);
 	if (identity == KV_PREFIX_NONE)
 		return KV_LIMIT;
+	uint32_t part_first = KV_PREFIX_NONE;
+
 	for (uint32_t parent = KV_PREFIX_ROOT | identity; result->n_blocks < n_blocks; result->n_blocks++) {
 		const uint8_t *tokens = key->tokens + 4 * (uint64_t)index->block_size * result->n_blocks;
 		uint32_t blocks[KV_GROUPS_MAX];
@@ -250,7 +254,8 @@ enum kv_status kv_prefix_publish(struct kv_session *session, uint64_t sequence_i
 		if (node == KV_PREFIX_NONE) {
 			if (!blocks_at(sequence, result->n_blocks, blocks))
 				break;
-			node = add_node(pool, parent, &hash, tokens, blocks, now_ns);
+			node = add_node(pool, parent, part_first, &hash, tokens, blocks, now_ns);
+			part_first = index->nodes[node].part_first;
 			result->n_blocks_new++;
 		}
 		index->path[result->n_blocks] = node;
@@ -271,6 +276,7 @@ uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_pr
 {
 	struct kv_prefix_index *index = pool->prefixes;
 	struct kv_prefix_hash hash;
+	uint32_t part_first = KV_PREFIX_NONE;
 
 	if (parent == KV_PREFIX_NONE) {
 		hash = kv_prefix_identity_hash(index, tenant, key);
@@ -282,13 +288,17 @@ uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_pr
 			return KV_PREFIX_NONE;
 		parent = KV_PREFIX_ROOT | identity;
 	} else {
+		/* Which PUBLISH it came with is not known any more: a part ends where a prefix does, and where
+		 * the tree forks. */
+		if (index->nodes[parent].first_child == KV_PREFIX_NONE && !index->nodes[parent].is_end)
+			part_first = index->nodes[parent].part_first;
 		hash = index->nodes[parent].hash;
 	}
 	hash = kv_prefix_block_hash(index, &hash, tokens);
 	uint32_t node = kv_prefix_find_child(index, parent, &hash, tokens, 0);
 
 	if (node == KV_PREFIX_NONE)
-		node = add_node(pool, parent, &hash, tokens, blocks, now_ns);
+		node = add_node(pool, parent, part_first, &hash, tokens, blocks, now_ns);
 	/* Up to the first that lives as long already. */
 	for (uint32_t i = node; !(i & KV_PREFIX_ROOT); i = index->nodes[i].parent) {
 		uint64_t *mine = &index->nodes[i].expires_ns;

@@ -190,6 +190,12 @@ const char *kv_prefix_check_node(const struct kv_pool *pool, uint32_t node_idx)
 			node_idx + 1)
 			return "its block does not lead to it";
 	}
+	const struct kv_prefix_node *first =
+		node->part_first < index->n_touched ? &index->nodes[node->part_first] : NULL;
+
+	if (!first || !first->is_used || first->depth > node->depth || first->identity != node->identity ||
+		first->n_hits < node->n_hits)
+		return "the part that it came with does not begin above it";
 	if (!(node->parent & KV_PREFIX_ROOT)) {
 		const struct kv_prefix_node *above = &index->nodes[node->parent];
 

@@ -24,6 +24,9 @@ struct kv_prefix_node {
 	uint32_t identity;
 	uint32_t depth;  /* blocks from the start to its end */
 	uint64_t n_hits; /* of the path that ends here, or goes on */
+	/* The first node of those that came with the same PUBLISH and lie above this one, or itself: what
+	 * reached it found something of this prefix. It is above, so it stays as long as this one. */
+	uint32_t part_first;
 	uint64_t published_ns;
 	bool is_used;
 	bool is_end; /* a PUBLISH ended here: it is listed, whatever is below it */

@@ -28,7 +28,8 @@ static void describe(const struct kv_pool *pool, uint32_t node_idx, struct kv_pr
 		.has_salt = identity->salt_bytes > 0,
 		.n_tokens = node->depth * index->block_size,
 		.n_blocks = node->depth * index->n_groups,
-		.n_hits = node->n_hits,
+		.n_hits = index->nodes[node->part_first].n_hits,
+		.n_whole_hits = node->n_hits,
 		.published_ns = node->published_ns,
 		.expires_ns = node->expires_ns,
 	};

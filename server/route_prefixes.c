@@ -44,6 +44,7 @@ static void add_prefix(struct srv_text *text, const struct srv_prefix_row *row)
 	srv_text_u64(text, "stored_bytes", prefix->stored_bytes);
 	srv_text_u64(text, "n_holders", prefix->n_holders);
 	srv_text_u64(text, "n_hits", prefix->n_hits);
+	srv_text_u64(text, "n_whole_hits", prefix->n_whole_hits);
 	srv_text_u64(text, "age_ms", row->age_ms);
 	if (prefix->expires_ns != 0)
 		srv_text_u64(text, "ttl_left_ms", row->ttl_left_ms);

@@ -93,14 +93,15 @@ START_TEST(test_http_golden_prefix)
 								     .n_blocks = 4,
 								     .n_holders = 1,
 								     .stored_bytes = 64,
-								     .n_hits = 3 },
+								     .n_hits = 3,
+								     .n_whole_hits = 2 },
 		.pool = "smol",
 		.age_ms = 11,
 		.ttl_left_ms = 12 };
 	srv_view_prefix(control, &text);
 	assert_text("{\"id\":\"0000000700000009\",\"pool\":\"smol\",\"tenant\":\"7\",\"adapter\":\"lora\","
 		    "\"has_salt\":false,\"n_tokens\":32,\"n_blocks\":4,\"stored_bytes\":64,\"n_holders\":1,"
-		    "\"n_hits\":3,\"age_ms\":11,\"ttl_left_ms\":null}");
+		    "\"n_hits\":3,\"n_whole_hits\":2,\"age_ms\":11,\"ttl_left_ms\":null}");
 }
 END_TEST
 

@@ -391,6 +391,7 @@ START_TEST(test_http_views_tenants_and_prefixes)
 								     .n_holders = 1,
 								     .stored_bytes = 64,
 								     .n_hits = 3,
+								     .n_whole_hits = 2,
 								     .expires_ns = 1 },
 		.pool = "smol",
 		.age_ms = 11,
@@ -408,10 +409,10 @@ START_TEST(test_http_views_tenants_and_prefixes)
 		"\"tenant\":"
 		"\"7\",\"adapter\":\"lora\",\"has_salt\":true,\"n_tokens\":32,\"n_blocks\":4,\"stored_"
 		"bytes\":"
-		"64,\"n_holders\":1,\"n_hits\":3,\"age_ms\":11,\"ttl_left_ms\":12},{\"id\":"
+		"64,\"n_holders\":1,\"n_hits\":3,\"n_whole_hits\":2,\"age_ms\":11,\"ttl_left_ms\":12},{\"id\":"
 		"\"0000000000000000\",\"pool\":\"\",\"tenant\":\"tcp\",\"adapter\":"
 		"\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\",\"has_salt\":false,"
-		"\"n_tokens\":0,\"n_blocks\":0,\"stored_bytes\":0,\"n_holders\":0,\"n_hits\":0,\"age_ms\":0,"
+		"\"n_tokens\":0,\"n_blocks\":0,\"stored_bytes\":0,\"n_holders\":0,\"n_hits\":0,\"n_whole_hits\":0,\"age_ms\":0,"
 		"\"ttl_left_ms\":null}],\"cursor_next\":\"10\"}");
 }
 END_TEST

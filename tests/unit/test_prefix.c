@@ -322,6 +322,69 @@ static uint32_t n_removed_by(struct rig *rig, uint64_t id, uint32_t n_each)
 	return (uint32_t)(kv_prefix_counts(rig->pool).n_removed - before);
 }
 
+/* Hits and whole hits of the listed prefix of so many tokens whose id is not `but`. */
+static uint64_t hits_of(struct rig *rig, uint32_t n_tokens, uint64_t but, uint64_t *id)
+{
+	struct kv_prefix_row rows[8];
+	const uint32_t n = list(rig, rows, 100);
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (rows[i].n_tokens == n_tokens && rows[i].id != but) {
+			*id = rows[i].id;
+			return rows[i].n_hits * 100 + rows[i].n_whole_hits;
+		}
+	}
+	ck_abort_msg("no prefix of %u tokens", n_tokens);
+	return 0;
+}
+
+/*
+ * A match of half a prefix counts for it, though not as one of the whole. What another one shares with it
+ * counts for the one that was there first, what goes on in the other for both, and a prefix inside of one that
+ * was there shares its count. A new prefix begins at 0 whatever it shares.
+ */
+START_TEST(test_prefix_hits_of_parts)
+{
+	struct rig rig;
+	uint64_t id = 0, other_id = 0, inner_id = 0;
+
+	rig_init(&rig, "name=p,layers=4,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=40",
+		RIG_GROUPS);
+	append_now(&rig, 1, 0, 64);
+	append_now(&rig, 2, 0, 64);
+	struct kv_prefix_key key = key_of(64, 160, 0);
+
+	publish(&rig, 1, &key, 0, 7);
+	key.n_tokens = 32;
+	ck_assert_uint_eq(match(&rig, 0, &key, 10), 32);
+	ck_assert_uint_eq(match(&rig, 0, &key, 10), 32);
+	ck_assert_uint_eq(hits_of(&rig, 64, 0, &id), 200);
+	key.n_tokens = 64;
+	ck_assert_uint_eq(match(&rig, 0, &key, 10), 64);
+	ck_assert_uint_eq(hits_of(&rig, 64, 0, &id), 301);
+
+	key = key_of(64, 48, 1);
+	publish(&rig, 2, &key, 0, 8);
+	ck_assert_uint_eq(hits_of(&rig, 64, id, &other_id), 0);
+	key.n_tokens = 48;
+	ck_assert_uint_eq(match(&rig, 0, &key, 10), 48);
+	ck_assert_uint_eq(hits_of(&rig, 64, other_id, &id), 401);
+	ck_assert_uint_eq(hits_of(&rig, 64, id, &other_id), 0);
+	key.n_tokens = 64;
+	ck_assert_uint_eq(match(&rig, 0, &key, 10), 64);
+	ck_assert_uint_eq(hits_of(&rig, 64, other_id, &id), 501);
+	ck_assert_uint_eq(hits_of(&rig, 64, id, &other_id), 101);
+
+	/* Inside of the first: nothing of it is new. */
+	key.n_tokens = 32;
+	publish(&rig, 2, &key, 0, 9);
+	ck_assert_uint_eq(hits_of(&rig, 32, 0, &inner_id), 505);
+	ck_assert_uint_eq(kv_prefix_counts(rig.pool).n_hits, 5);
+	kv_test_audit(rig.test.domain, NULL, 0);
+	rig_finish(&rig);
+}
+END_TEST
+
 /* Listed is where a PUBLISH ended or nothing goes on; hits count for all that was found on the way. */
 START_TEST(test_prefix_list)
 {
@@ -350,12 +413,14 @@ START_TEST(test_prefix_list)
 		ck_assert_uint_eq(list(&rig, rows, n_looks), 3);
 	ck_assert_uint_eq(rows[0].n_tokens, 32);
 	ck_assert_uint_eq(rows[0].n_hits, 2);
+	ck_assert_uint_eq(rows[0].n_whole_hits, 2);
 	ck_assert_uint_eq(rows[0].expires_ns, 0);
 	ck_assert_uint_eq(rows[0].n_holders, 2);
 	ck_assert_uint_eq(rows[0].published_ns, 7 * KV_NS_PER_MS);
 	ck_assert_uint_eq(rows[1].n_tokens, 64);
 	ck_assert_uint_eq(rows[1].n_blocks, 4 * rig.pool->spec->n_groups);
-	ck_assert_uint_eq(rows[1].n_hits, 1);
+	ck_assert_uint_eq(rows[1].n_hits, 2);
+	ck_assert_uint_eq(rows[1].n_whole_hits, 1);
 	ck_assert_uint_eq(rows[1].expires_ns, 507 * KV_NS_PER_MS);
 	ck_assert_uint_eq(rows[2].n_holders, 1);
 	ck_assert_uint_eq(rows[2].adapter_bytes, 4);
@@ -430,6 +495,7 @@ int main(void)
 	tcase_add_test(tcase, test_prefix_ttl);
 	tcase_add_test(tcase, test_prefix_publish_refusals);
 	tcase_add_test(tcase, test_prefix_report);
+	tcase_add_test(tcase, test_prefix_hits_of_parts);
 	tcase_add_test(tcase, test_prefix_list);
 	tcase_add_test(tcase, test_prefix_remove);
 	suite_add_tcase(suite, tcase);
