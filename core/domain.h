@@ -83,6 +83,7 @@ struct kv_pool {
 	bool is_evicting[KV_GROUPS_MAX];
 	uint64_t n_evicted_sequences;                /* since start */
 	uint32_t n_spilled;                          /* sequences whose rows are in an image */
+	uint64_t n_spilled_tokens, n_tier_pages;     /* their tokens; pages of all images */
 	uint32_t n_sessions, n_sequences, n_zombies; /* open sessions; their sequences; all other sequences */
 	uint64_t n_tokens_committed;                 /* sum over sequences of the least layer length */
 	/* Private to plan_tables.c: blocks of the session with the handle mapped[g], by its client's numbers.
@@ -152,6 +153,7 @@ struct kv_sequence {
 	uint8_t residence; /* enum kv_residence */
 	bool is_held;      /* something moves it between tiers, and counts in n_items */
 	struct kv_tier_image image;
+	uint32_t n_spilled_tokens;    /* that the pool counts for it: its length as it went */
 	struct kv_list_node in_moves; /* the mover's */
 	uint64_t spill_ns;            /* used_ns when spilling began */
 	uint64_t fetched_ns;          /* the mover's: when it came back last */

@@ -28,6 +28,28 @@ static void let_go(struct kv_sequence *sequence)
 		kv_sequence_recycle(sequence);
 }
 
+static void give_image(struct kv_sequence *sequence)
+{
+	sequence->pool->n_tier_pages -= sequence->image.tier ? sequence->image.n_pages : 0;
+	kv_tier_give(&sequence->image);
+}
+
+/* Its rows are in an image, or are not any more. */
+static void count_spilled(struct kv_sequence *sequence, bool is_spilled)
+{
+	struct kv_pool *pool = sequence->pool;
+
+	if (is_spilled) {
+		pool->n_spilled++;
+		sequence->n_spilled_tokens = kv_least_length(sequence->committed, 0, pool->spec->n_layers);
+		pool->n_spilled_tokens += sequence->n_spilled_tokens;
+	} else {
+		pool->n_spilled--;
+		pool->n_spilled_tokens -= sequence->n_spilled_tokens;
+		sequence->n_spilled_tokens = 0;
+	}
+}
+
 /* Its rows begin or end to count. */
 static void count_rows(struct kv_sequence *sequence, bool is_more)
 {
@@ -93,6 +115,7 @@ void kv_sequence_spill_begin(struct kv_sequence *sequence, const struct kv_tier_
 	kv_sequence_wake(sequence);
 	sequence->residence = KV_SPILLING;
 	sequence->image = *image;
+	sequence->pool->n_tier_pages += image->n_pages;
 	sequence->spill_ns = sequence->used_ns;
 	hold(sequence);
 }
@@ -112,11 +135,11 @@ void kv_sequence_spill_end(struct kv_sequence *sequence, bool is_stored)
 		count_rows(sequence, false);
 		sequence->residence = KV_SPILLED;
 		kv_sequence_count_exact(sequence, n_exact_rows);
-		sequence->pool->n_spilled++;
+		count_spilled(sequence, true);
 		kv_sequence_fit_tables(sequence);
 	} else {
 		sequence->residence = KV_RESIDENT;
-		kv_tier_give(&sequence->image);
+		give_image(sequence);
 	}
 	let_go(sequence);
 }
@@ -205,8 +228,8 @@ enum kv_status kv_sequence_fetch_begin(struct kv_sequence *sequence)
 void kv_sequence_fetch_end(struct kv_sequence *sequence, bool is_whole)
 {
 	KV_ASSERT(sequence->residence == KV_FETCHING);
-	sequence->pool->n_spilled--;
-	kv_tier_give(&sequence->image);
+	count_spilled(sequence, false);
+	give_image(sequence);
 	sequence->residence = is_whole ? KV_RESIDENT : KV_BROKEN;
 	for (uint32_t l = 0; !is_whole && l < sequence->pool->spec->n_layers; l++)
 		sequence->exact[l] = 0;
@@ -224,8 +247,8 @@ void kv_sequence_fetch_end(struct kv_sequence *sequence, bool is_whole)
 void kv_sequence_forget_image(struct kv_sequence *sequence)
 {
 	if (sequence->residence == KV_SPILLED || sequence->residence == KV_FETCHING)
-		sequence->pool->n_spilled--;
-	kv_tier_give(&sequence->image);
+		count_spilled(sequence, false);
+	give_image(sequence);
 	sequence->residence = KV_RESIDENT;
 }
 

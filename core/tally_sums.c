@@ -79,6 +79,7 @@ static enum kv_status check_slab(const struct kv_pool *pool, struct kv_error *er
 {
 	const struct kv_sequence_slab *slab = pool->slab;
 	uint64_t n_used = 0, n_chunks = 0, n_spilled = 0;
+	uint64_t n_spilled_tokens = 0, n_pages = 0;
 
 	for (uint32_t i = 0; i < slab->n_touched; i++) {
 		const struct kv_sequence *sequence = &slab->sequences[i];
@@ -88,6 +89,8 @@ static enum kv_status check_slab(const struct kv_pool *pool, struct kv_error *er
 		n_used++;
 		n_chunks += kv_sequence_n_chunks(sequence);
 		n_spilled += sequence->residence == KV_SPILLED || sequence->residence == KV_FETCHING;
+		n_spilled_tokens += sequence->n_spilled_tokens;
+		n_pages += sequence->image.tier ? sequence->image.n_pages : 0;
 	}
 	enum kv_status status = kv_audit_equal(err, "sequence objects", slab->n_used, n_used);
 
@@ -95,6 +98,10 @@ static enum kv_status check_slab(const struct kv_pool *pool, struct kv_error *er
 		status = kv_audit_equal(err, "table chunks", pool->tables.n_chunks_used, n_chunks);
 	if (status == KV_OK)
 		status = kv_audit_equal(err, "spilled sequences", pool->n_spilled, n_spilled);
+	if (status == KV_OK)
+		status = kv_audit_equal(err, "spilled tokens", pool->n_spilled_tokens, n_spilled_tokens);
+	if (status == KV_OK)
+		status = kv_audit_equal(err, "pages of tiers", pool->n_tier_pages, n_pages);
 	return status;
 }
 

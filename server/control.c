@@ -71,6 +71,9 @@ static void fill_pool(const struct kv_pool *pool, struct srv_pool_row *row)
 	kv_report_pool(pool, &row->memory);
 	row->used_bytes = row->memory.stored_bytes + row->memory.workspace_bytes + row->memory.cached_bytes -
 		row->memory.shared_bytes;
+	row->n_spilled = pool->n_spilled;
+	row->n_spilled_tokens = pool->n_spilled_tokens;
+	row->tier_bytes = pool->n_tier_pages * KV_TIER_PAGE_BYTES;
 	row->prefixes = kv_prefix_counts(pool);
 	fill_formats(pool, row);
 }

@@ -94,6 +94,8 @@ struct srv_pool_row {
 	uint64_t block_bytes[KV_TABLES_MAX]; /* of one block, all its layers */
 	struct kv_memory_report memory;
 	uint64_t used_bytes; /* of all blocks that are not free */
+	uint32_t n_spilled;  /* sequences whose rows are in a tier; they are among n_sequences */
+	uint64_t n_spilled_tokens, tier_bytes;
 	struct kv_prefix_counts prefixes;
 	struct srv_format_row formats[SRV_POOL_FORMATS_MAX];
 	uint32_t n_formats; /* formats beyond the room are left out */
@@ -114,6 +116,8 @@ struct srv_sequence_row {
 	uint32_t length_min, length_max, n_blocks, n_shared_blocks, n_pins;
 	uint64_t idle_ms;
 	bool is_evictable;
+	const char *state, *tier; /* static text; tier NULL: it has no image */
+	uint64_t tier_bytes;      /* pages of its image */
 	struct kv_memory_report memory;
 };
 

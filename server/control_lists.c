@@ -8,9 +8,11 @@
 #include <string.h>
 
 #include "server/internal.h"
+#include "server/spill.h"
 
-#define SCAN_PER_TURN   320u /* about 50 us */
-#define LAYERS_PER_LOOK 8u   /* a report of a session adds up its layers */
+#define SCAN_PER_TURN   320u   /* about 50 us */
+#define LAYERS_PER_LOOK 8u     /* a report of a session adds up its layers */
+#define BLOCKS_PER_TURN 32768u /* whose owners are looked at, and those of one sequence more */
 
 static void fill_session(
 	const struct srv_server *server, const struct kv_session *session, struct srv_session_row *row)
@@ -162,11 +164,16 @@ static void fill_sequence(
 	memset(row, 0, sizeof(*row));
 	row->id = sequence->id;
 	kv_sequence_lengths(sequence, &row->length_min, &row->length_max);
-	for (uint32_t g = 0; g < sequence->pool->spec->n_groups; g++)
+	for (uint32_t g = 0; g < sequence->pool->spec->n_groups; g++) {
 		row->n_blocks += kv_block_table_n_owned(&sequence->tables[g]);
+		row->n_shared_blocks += srv_count_shared_blocks(sequence, g);
+	}
 	row->idle_ms = (server->now_ns - sequence->used_ns) / KV_NS_PER_MS;
 	row->is_evictable = sequence->is_evictable;
 	row->n_pins = sequence->n_pins;
+	row->state = srv_spill_state_name(sequence);
+	row->tier = srv_spill_tier_name(server->spill, sequence);
+	row->tier_bytes = (uint64_t)sequence->image.n_pages * KV_TIER_PAGE_BYTES;
 	kv_report_sequence(sequence, &row->memory);
 }
 
@@ -183,8 +190,16 @@ void srv_control_session(struct srv_server *server, struct srv_control *control)
 	fill_session(server, session, &control->session);
 	control->n_rows =
 		kv_sequence_list(session, control->cursor, found, control->n_rows_max, &control->cursor_next);
-	for (uint32_t i = 0; i < control->n_rows; i++)
+	/* A page ends early where its sequences are long. */
+	for (uint32_t i = 0, n_blocks = 0; i < control->n_rows; i++) {
+		if (n_blocks > BLOCKS_PER_TURN) {
+			control->cursor_next = found[i]->id;
+			control->n_rows = i;
+			break;
+		}
 		fill_sequence(server, found[i], &control->rows.sequences[i]);
+		n_blocks += control->rows.sequences[i].n_blocks;
+	}
 }
 
 void srv_control_sequence(struct srv_server *server, struct srv_control *control)

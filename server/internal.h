@@ -415,6 +415,8 @@ void srv_control_connections(struct srv_server *server, struct srv_control *cont
 void srv_op_pool_info(struct srv_conn *conn);
 void srv_op_open(struct srv_conn *conn); /* and ATTACH */
 void srv_op_close(struct srv_conn *conn, struct kv_session *session);
+/* Blocks of one group that others own, too: looks at each. */
+uint32_t srv_count_shared_blocks(const struct kv_sequence *sequence, uint32_t group_idx);
 void srv_op_tell(struct srv_conn *conn, struct kv_session *session);
 void srv_op_items(struct srv_conn *conn, struct kv_session *session); /* TRUNCATE, FREE, FORK, PIN, UNPIN */
 /* Closes a session that has nothing queued; what is in batches finishes without it. */

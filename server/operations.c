@@ -304,7 +304,7 @@ void srv_op_close(struct srv_conn *conn, struct kv_session *session)
 
 /* ---- sequences ---- */
 
-static uint32_t count_shared_in(const struct kv_sequence *sequence, uint32_t g)
+uint32_t srv_count_shared_blocks(const struct kv_sequence *sequence, uint32_t g)
 {
 	const struct kv_pool *pool = sequence->pool;
 	const struct kv_block_table *table = &sequence->tables[g];
@@ -331,7 +331,7 @@ static void count_blocks(const struct kv_sequence *sequence, struct kvp_tell_ite
 
 		item->n_blocks +=
 			sequence->tables[g].n_blocks - (n_gone > 0 ? n_gone - spec->group_sink_blocks[g] : 0);
-		item->n_shared_blocks += count_shared_in(sequence, g);
+		item->n_shared_blocks += srv_count_shared_blocks(sequence, g);
 	}
 }
 

@@ -31,6 +31,16 @@ static void add_formats(struct srv_text *text, const struct srv_pool_row *pool)
 	srv_text_close(text, ']');
 }
 
+/* They count as sequences and tokens of the pool and have nothing in its blocks. */
+static void add_spilled(struct srv_text *text, uint64_t n_sequences, uint64_t n_tokens, uint64_t tier_bytes)
+{
+	srv_text_open(text, "spilled", '{');
+	srv_text_u64(text, "n_sequences", n_sequences);
+	srv_text_u64(text, "n_tokens", n_tokens);
+	srv_text_u64(text, "tier_bytes", tier_bytes);
+	srv_text_close(text, '}');
+}
+
 static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row *pool)
 {
 	const struct srv_block_sum blocks = srv_view_pool_blocks(pool);
@@ -60,6 +70,7 @@ static void add_pool_occupancy(struct srv_text *text, const struct srv_pool_row 
 	}
 	add_formats(text, pool);
 	add_use(text, &pool->memory, pool->used_bytes);
+	add_spilled(text, pool->n_spilled, pool->n_spilled_tokens, pool->tier_bytes);
 	srv_view_report(text, &pool->memory, SRV_REPORT_POOL);
 	srv_text_close(text, '}');
 }
@@ -81,6 +92,7 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 	uint64_t state_bytes[SRV_BLOCK_STATES] = { 0 };
 	struct kv_memory_report memory = { 0 };
 	uint64_t n_sessions = 0, n_sequences = 0, used_bytes = 0;
+	uint64_t n_spilled = 0, n_spilled_tokens = 0, tier_bytes = 0;
 
 	srv_text_open(text, NULL, '{');
 	srv_text_open(text, "pools", '[');
@@ -95,6 +107,9 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 		n_sessions += pool->n_sessions;
 		n_sequences += pool->n_sequences;
 		used_bytes += pool->used_bytes;
+		n_spilled += pool->n_spilled;
+		n_spilled_tokens += pool->n_spilled_tokens;
+		tier_bytes += pool->tier_bytes;
 	}
 	srv_text_close(text, ']');
 	srv_text_open(text, "totals", '{');
@@ -104,6 +119,7 @@ void srv_view_occupancy(const struct srv_control *control, struct srv_text *text
 	srv_view_blocks(text, &blocks);
 	srv_view_state_bytes(text, state_bytes);
 	add_use(text, &memory, used_bytes);
+	add_spilled(text, n_spilled, n_spilled_tokens, tier_bytes);
 	srv_view_report(text, &memory, SRV_REPORT_POOL);
 	srv_text_close(text, '}');
 	srv_text_open(text, "device", '{');

@@ -47,6 +47,9 @@ static void add_sequence(struct srv_text *text, const char *key, const struct sr
 	srv_text_u64(text, "n_blocks", sequence->n_blocks);
 	srv_text_u64(text, "n_shared_blocks", sequence->n_shared_blocks);
 	srv_text_u64(text, "idle_ms", sequence->idle_ms);
+	srv_text_string(text, "state", sequence->state);
+	srv_text_string(text, "tier", sequence->tier);
+	srv_text_u64(text, "tier_bytes", sequence->tier_bytes);
 	srv_text_bool(text, "is_evictable", sequence->is_evictable);
 	srv_text_u64(text, "n_pins", sequence->n_pins);
 	srv_view_report(text, &sequence->memory, SRV_REPORT_SEQUENCE);

@@ -255,6 +255,30 @@ uint16_t srv_spill_told(const struct kv_sequence *sequence)
 	return KVP_STATE_EVICTED;
 }
 
+const char *srv_spill_state_name(const struct kv_sequence *sequence)
+{
+	if (sequence->is_evicted)
+		return "evicted";
+	switch ((enum kv_residence)sequence->residence) {
+	case KV_RESIDENT:
+		return "resident";
+	case KV_SPILLING:
+		return "spilling";
+	case KV_SPILLED:
+		return "spilled";
+	case KV_FETCHING:
+		return "fetching";
+	case KV_BROKEN:
+		break;
+	}
+	return "lost";
+}
+
+const char *srv_spill_tier_name(const struct srv_spill *spill, const struct kv_sequence *sequence)
+{
+	return !sequence->image.tier ? NULL : sequence->image.tier == &spill->tiers[0] ? "host" : "file";
+}
+
 /* ---- policy ---- */
 
 /* Is so much of the pool used, ring blocks included, that idle sequences have to go? */

@@ -32,6 +32,10 @@ KV_MUST_CHECK enum kv_status srv_spill_item(
 void srv_spill_touch(struct srv_spill *spill, struct kv_session *session, uint64_t sequence_id);
 /* The state that TELL tells. */
 uint16_t srv_spill_told(const struct kv_sequence *sequence);
+/* The same for operators, who see what is on its way, too: static text. */
+const char *srv_spill_state_name(const struct kv_sequence *sequence);
+/* "host" or "file", where its image is; NULL: it has none. */
+const char *srv_spill_tier_name(const struct srv_spill *spill, const struct kv_sequence *sequence);
 
 /* Once a turn, before batches are sealed. */
 void srv_spill_turn(struct srv_spill *spill);

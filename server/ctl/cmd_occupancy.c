@@ -4,6 +4,16 @@
 #include "server/ctl/ctl.h"
 #include "server/ctl/table.h"
 
+static void ratio_cell(struct srv_table *table, const json_t *row, const char *path)
+{
+	const double ratio = srv_json_real(row, path);
+
+	if (ratio > 0)
+		srv_table_cell(table, "%.3f", ratio);
+	else
+		srv_table_cell(table, "-");
+}
+
 static void add_row(struct srv_table *table, const char *name, const json_t *row)
 {
 	static const char *const blocks[] = { "blocks.total", "blocks.free", "blocks.reserved",
@@ -18,20 +28,40 @@ static void add_row(struct srv_table *table, const char *name, const json_t *row
 	for (size_t i = 0; i < KV_LENGTH(blocks); i++)
 		srv_table_cell(table, "%llu", (unsigned long long)srv_json_u64(row, blocks[i]));
 	srv_table_cell(table, "%s", srv_human_bytes(srv_json_u64(row, "memory.stored_bytes"), bytes));
+	srv_table_cell(table, "%s", srv_human_bytes(srv_json_u64(row, "used_bytes"), bytes));
 	srv_table_cell(
 		table, "%s", srv_human_bytes(srv_json_u64(row, "memory.dense_equivalent_bytes"), bytes));
-	if (srv_json_u64(row, "memory.stored_bytes") == 0)
+	ratio_cell(table, row, "memory.compression");
+	ratio_cell(table, row, "effective_compression");
+	if (srv_json_u64(row, "spilled.n_sequences") == 0)
 		srv_table_cell(table, "-");
 	else
-		srv_table_cell(table, "%.3f", srv_json_real(row, "memory.compression"));
-	srv_table_cell(table, "%s", srv_human_bytes(srv_json_u64(row, "memory.workspace_bytes"), bytes));
+		srv_table_cell(table, "%llu in %s",
+			(unsigned long long)srv_json_u64(row, "spilled.n_sequences"),
+			srv_human_bytes(srv_json_u64(row, "spilled.tier_bytes"), bytes));
+}
+
+/* What was counted, and how often. */
+static void print_words(const json_t *all)
+{
+	char bytes[SRV_HUMAN_BYTES];
+
+	printf("rows: what sequences see, shared rows for each that has them; in blocks: what lies in blocks "
+	       "that "
+	       "are not free, once\n"
+	       "as bf16: the same rows; of rows: as bf16 over rows; compression: as bf16 over in blocks\n");
+	if (srv_json_u64(all, "totals.spilled.n_sequences") > 0)
+		printf("spilled: %llu tokens of %llu sequences are in a tier (%s), not in blocks\n",
+			(unsigned long long)srv_json_u64(all, "totals.spilled.n_tokens"),
+			(unsigned long long)srv_json_u64(all, "totals.spilled.n_sequences"),
+			srv_human_bytes(srv_json_u64(all, "totals.spilled.tier_bytes"), bytes));
 }
 
 static void print_occupancy(const json_t *all)
 {
 	static const char *const titles[] = { "<pool", "sessions", "sequences", "tokens", "blocks", "free",
-		"reserved", "owned", "shared", "pinned", "draining", "exact", "most used", "stored",
-		"as bf16", "compression", "slack" };
+		"reserved", "owned", "shared", "pinned", "draining", "exact", "most used", "rows",
+		"in blocks", "as bf16", "of rows", "compression", "spilled" };
 	char total[SRV_HUMAN_BYTES], used[SRV_HUMAN_BYTES], left[SRV_HUMAN_BYTES];
 	struct srv_table table;
 	const json_t *pool;
@@ -43,6 +73,7 @@ static void print_occupancy(const json_t *all)
 	add_row(&table, "(all)", json_object_get(all, "totals"));
 	srv_table_print(&table, stdout);
 	srv_table_finish(&table);
+	print_words(all);
 	printf("arena: %s, %s in pools, %s free\n",
 		srv_human_bytes(srv_json_u64(all, "arena.total_bytes"), total),
 		srv_human_bytes(srv_json_u64(all, "arena.used_bytes"), used),

@@ -22,7 +22,7 @@ static const char *human_lease(const json_t *session, char text[static SRV_HUMAN
 static void print_sessions(const json_t *sessions)
 {
 	static const char *const titles[] = { "<session", "<name", "<pool", "<tenant", "<connection",
-		"sequences", "tokens", "stored", "open requests", "rows in", "rows out", "queries", "age",
+		"sequences", "tokens", "rows", "open requests", "rows in", "rows out", "queries", "age",
 		"lease left" };
 	struct srv_table table;
 	const json_t *session;
@@ -34,13 +34,15 @@ static void print_sessions(const json_t *sessions)
 	}
 	srv_table_init(&table, titles, KV_LENGTH(titles));
 	json_array_foreach (sessions, i, session) {
-		static const char *const texts[] = { "id", "name", "pool", "tenant", "connection" };
+		static const char *const texts[] = { "id", "name", "pool" };
 		static const char *const counts[] = { "n_outstanding", "n_rows_in", "n_rows_out",
 			"n_queries" };
-		char text[SRV_HUMAN_BYTES];
+		char text[SRV_HUMAN_BYTES], tenant[SRV_TABLE_CELL_BYTES];
 
 		for (size_t n = 0; n < KV_LENGTH(texts); n++)
 			srv_table_cell(&table, "%s", srv_json_text(session, texts[n]));
+		srv_table_cell(&table, "%s", srv_human_tenant(srv_json_text(session, "tenant"), tenant));
+		srv_table_cell(&table, "%s", srv_json_text(session, "connection"));
 		srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(session, "n_sequences"));
 		srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(session, "memory.n_tokens"));
 		srv_table_cell(
@@ -54,10 +56,15 @@ static void print_sessions(const json_t *sessions)
 	srv_table_finish(&table);
 }
 
+static void count_cell(struct srv_table *table, const json_t *row, const char *name)
+{
+	srv_table_cell(table, "%llu", (unsigned long long)srv_json_u64(row, name));
+}
+
 static void print_sequences(const json_t *sequences)
 {
-	static const char *const titles[] = { "sequence", "length", "longest layer", "blocks", "shared",
-		"stored", "as bf16", "idle", "<evictable" };
+	static const char *const titles[] = { "sequence", "length", "longest layer", "<state", "blocks",
+		"shared", "rows", "as bf16", "<tier", "in tier", "idle", "<evictable" };
 	struct srv_table table;
 	const json_t *sequence;
 	size_t i;
@@ -68,17 +75,20 @@ static void print_sequences(const json_t *sequences)
 	}
 	srv_table_init(&table, titles, KV_LENGTH(titles));
 	json_array_foreach (sequences, i, sequence) {
-		static const char *const counts[] = { "length_min", "length_max", "n_blocks",
-			"n_shared_blocks" };
 		char text[SRV_HUMAN_BYTES];
 
 		srv_table_cell(&table, "%s", srv_json_text(sequence, "id"));
-		for (size_t n = 0; n < KV_LENGTH(counts); n++)
-			srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(sequence, counts[n]));
+		count_cell(&table, sequence, "length_min");
+		count_cell(&table, sequence, "length_max");
+		srv_table_cell(&table, "%s", srv_json_text(sequence, "state"));
+		count_cell(&table, sequence, "n_blocks");
+		count_cell(&table, sequence, "n_shared_blocks");
 		srv_table_cell(
 			&table, "%s", srv_human_bytes(srv_json_u64(sequence, "memory.stored_bytes"), text));
 		srv_table_cell(&table, "%s",
 			srv_human_bytes(srv_json_u64(sequence, "memory.dense_equivalent_bytes"), text));
+		srv_table_cell(&table, "%s", srv_json_text(sequence, "tier"));
+		srv_table_cell(&table, "%s", srv_human_bytes(srv_json_u64(sequence, "tier_bytes"), text));
 		srv_table_cell(&table, "%s", srv_human_ms(srv_json_u64(sequence, "idle_ms"), text));
 		srv_table_cell(
 			&table, "%s", json_is_true(json_object_get(sequence, "is_evictable")) ? "yes" : "no");
@@ -149,6 +159,13 @@ const struct srv_command srv_cmd_sessions = {
 	.operands = "[ID]",
 	.n_operands_max = 1,
 	.summary = "all sessions, or one with its sequences",
+	.details = "rows: bytes of the rows that its sequences see; rows that several have count for each, "
+		   "those "
+		   "of spilled\n"
+		   "sequences are in the tier instead. 'tqkvctl occupancy' has what lies in blocks. A "
+		   "tenant's name "
+		   "is that of\n"
+		   "this machine's user of that number.",
 	.run = run_sessions,
 };
 

@@ -84,9 +84,9 @@ static void print_tenants(const json_t *tenants)
 	srv_table_init(&table, titles, KV_LENGTH(titles));
 	json_array_foreach (tenants, i, tenant) {
 		uint64_t n_refused = 0;
-		char path[PATH_BYTES];
+		char path[PATH_BYTES], name[SRV_TABLE_CELL_BYTES];
 
-		srv_table_cell(&table, "%s", srv_json_text(tenant, "tenant"));
+		srv_table_cell(&table, "%s", srv_human_tenant(srv_json_text(tenant, "tenant"), name));
 		srv_table_cell(&table, "%s", srv_json_text(tenant, "policy"));
 		srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(tenant, "weight"));
 		for (uint32_t q = 0; q < KV_QUOTAS; q++) {
@@ -191,7 +191,10 @@ static enum kv_status run_clear(struct srv_ctl *ctl, struct kv_error *err)
 const struct srv_command srv_cmd_tenants = {
 	.name = "tenants",
 	.summary = "what tenants have and may have",
-	.details = "The row _default holds for all that have no policy of their own.",
+	.details = "A tenant is the user id of a Unix peer, or what a token says. The row _default holds for "
+		   "all "
+		   "that have\n"
+		   "no policy of their own. A name is that of this machine's user of that number.",
 	.run = run_tenants,
 };
 

@@ -159,7 +159,7 @@ static void print_states(const json_t *pool)
 static void print_pools(const json_t *occupancy)
 {
 	enum { CELLS = 30 };
-	static const char *const titles[] = { "<pool", "<blocks taken", "share", "tokens", "stored",
+	static const char *const titles[] = { "<pool", "<blocks taken", "share", "tokens", "in blocks",
 		"compression", "sequences", "sessions" };
 	struct srv_table table;
 	const json_t *pool;
@@ -183,12 +183,11 @@ static void print_pools(const json_t *occupancy)
 		srv_table_cell(&table, "[%s]", bar);
 		srv_table_cell(&table, "%.1f %%", taken * 100);
 		srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(pool, "memory.n_tokens"));
-		srv_table_cell(
-			&table, "%s", srv_human_bytes(srv_json_u64(pool, "memory.stored_bytes"), text));
-		if (srv_json_u64(pool, "memory.stored_bytes") == 0)
+		srv_table_cell(&table, "%s", srv_human_bytes(srv_json_u64(pool, "used_bytes"), text));
+		if (srv_json_u64(pool, "used_bytes") == 0)
 			srv_table_cell(&table, "-");
 		else
-			srv_table_cell(&table, "%.2f", srv_json_real(pool, "memory.compression"));
+			srv_table_cell(&table, "%.2f", srv_json_real(pool, "effective_compression"));
 		srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(pool, "n_sequences"));
 		srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(pool, "n_sessions"));
 	}
@@ -220,7 +219,7 @@ static const json_t *largest(const json_t *sessions, bool *is_shown)
 
 static enum kv_status print_sessions(const json_t *sessions, uint64_t n_max, struct kv_error *err)
 {
-	static const char *const titles[] = { "<session", "<name", "<pool", "<tenant", "tokens", "stored",
+	static const char *const titles[] = { "<session", "<name", "<pool", "<tenant", "tokens", "rows",
 		"sequences", "open requests", "lease left" };
 	const size_t n_sessions = json_array_size(sessions);
 	struct srv_table table;
@@ -233,14 +232,15 @@ static enum kv_status print_sessions(const json_t *sessions, uint64_t n_max, str
 		return kv_fail(err, KV_NO_MEMORY, "no memory for %zu sessions", n_sessions);
 	srv_table_init(&table, titles, KV_LENGTH(titles));
 	for (uint64_t n = 0; n < n_max; n++) {
-		static const char *const texts[] = { "id", "name", "pool", "tenant" };
+		static const char *const texts[] = { "id", "name", "pool" };
 		const json_t *session = largest(sessions, is_shown);
-		char text[SRV_HUMAN_BYTES];
+		char text[SRV_HUMAN_BYTES], tenant[SRV_TABLE_CELL_BYTES];
 
 		if (!session)
 			break;
 		for (size_t i = 0; i < KV_LENGTH(texts); i++)
 			srv_table_cell(&table, "%s", srv_json_text(session, texts[i]));
+		srv_table_cell(&table, "%s", srv_human_tenant(srv_json_text(session, "tenant"), tenant));
 		srv_table_cell(&table, "%llu", (unsigned long long)srv_json_u64(session, "memory.n_tokens"));
 		srv_table_cell(
 			&table, "%s", srv_human_bytes(srv_json_u64(session, "memory.stored_bytes"), text));
@@ -346,7 +346,11 @@ const struct srv_command srv_cmd_top = {
 	.summary = "load, latency, occupancy and the largest sessions, again and again",
 	.details = "On a terminal the screen is drawn anew; elsewhere looks follow each other, with --json "
 		   "one object\n"
-		   "a line. Rates and latency are those between two looks. Latencies are upper edges of "
+		   "a line. in blocks: what lies there, shared rows once; compression: bf16 over it; rows: "
+		   "what a "
+		   "session's\n"
+		   "sequences see, shared ones for each. Rates and latency are those between two looks. "
+		   "Latencies are upper edges of "
 		   "buckets.",
 	.args = args,
 	.n_args = N_ARGS,

@@ -1,6 +1,8 @@
 #include "server/ctl/table.h"
 
+#include <pwd.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/memory.h"
@@ -161,5 +163,20 @@ char *srv_printable(char *text)
 	for (char *c = text; *c != '\0'; c++)
 		if ((unsigned char)*c < 0x20 || *c == 0x7F)
 			*c = '?';
+	return text;
+}
+
+const char *srv_human_tenant(const char *tenant, char text[static SRV_TABLE_CELL_BYTES])
+{
+	const bool is_number =
+		*tenant && strspn(tenant, "0123456789") == strlen(tenant) && strlen(tenant) <= 10;
+	const unsigned long long number = is_number ? strtoull(tenant, NULL, 10) : UINT64_MAX;
+	/* UINT32_MAX is no user: chown() and others take it for none. */
+	const struct passwd *user = number < UINT32_MAX ? getpwuid((uid_t)number) : NULL;
+
+	if (user)
+		snprintf(text, SRV_TABLE_CELL_BYTES, "%s (%.100s)", tenant, user->pw_name);
+	else
+		snprintf(text, SRV_TABLE_CELL_BYTES, "%.100s", tenant);
 	return text;
 }

@@ -39,6 +39,8 @@ const char *srv_human_bytes(uint64_t n_bytes, char text[static SRV_HUMAN_BYTES])
 const char *srv_human_ns(uint64_t ns, char text[static SRV_HUMAN_BYTES]);
 /* "870 ms", "12.3 s", "4 min", "3.2 h", "12 d". */
 const char *srv_human_ms(uint64_t ms, char text[static SRV_HUMAN_BYTES]);
+/* A tenant: a user id with the name that this machine knows it by, "1000 (anna)"; else as it is. */
+const char *srv_human_tenant(const char *tenant, char text[static SRV_TABLE_CELL_BYTES]);
 /* Replaces control characters. Returns `text`. */
 char *srv_printable(char *text);
 

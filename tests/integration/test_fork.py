@@ -91,6 +91,16 @@ class Fork(Rows):
             told = {item.sequence: item for item in session.tell()}
             self.assertEqual({(told[child].n_blocks, told[child].n_shared_blocks) for child in range(2, 66)}, {(4, 3)})
             self.assertEqual(told[1].n_shared_blocks, 3)
+            # Operators see the same, and what lies in blocks beside what sequences see.
+            ids = {row["name"]: row["id"] for row in self.control.sessions()}
+            page = self.daemon.get(f"/v1/sessions/{ids['family']}?limit=256")["sequences"]
+            self.assertEqual([(int(row["id"]), row["n_shared_blocks"]) for row in page], [(n, told[n].n_shared_blocks) for n in told])
+            occupancy = self.daemon.get("/v1/occupancy")["pools"][0]
+            self.assertLess(occupancy["used_bytes"], occupancy["logical_bytes"])
+            words = self.daemon.ctl("occupancy").stdout.splitlines()
+            for title, ratio in (("of rows", occupancy["memory"]["compression"]), ("compression", occupancy["effective_compression"])):
+                end = words[0].index(title) + len(title)
+                self.assertEqual(words[1][:end].split()[-1], f"{ratio:.3f}", title)
             # Of 128 blocks 68 are taken: a large sequence takes the rest, and a child that would copy is refused.
             session.append_layers(70, *self.rows(session, 60 * 16, layers=3))
             session.fork(71, 2)

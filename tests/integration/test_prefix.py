@@ -114,6 +114,14 @@ class Prefix(Rows):
             self.assertEqual(self.daemon.get("/v1/prefixes?tenant=4711")["prefixes"], [])
             self.assertEqual(ask("GET", "/v1/prefixes?sort=queries")[0], 400)
             self.assertIn(longest["id"], self.daemon.ctl("prefixes").stdout)
+            # A part of it is a hit, too, and sums of the pool stand below.
+            session.match(None, tokens[0][:32])
+            row = self.daemon.get(f"/v1/prefixes/{longest['id']}")
+            self.assertEqual((row["n_hits"], row["n_whole_hits"]), (3, 2))
+            sums = next(pool for pool in self.daemon.get("/v1/prefixes")["pools"] if pool["name"] == "odd")
+            rate = 100 * sums["n_hits"] / (sums["n_hits"] + sums["n_misses"])
+            self.assertRegex(self.daemon.ctl("prefixes").stdout,
+                             rf"(?m)^odd .* {sums['n_hits']} +{sums['n_misses']} +{rate:.1f} % +{sums['n_tokens_matched']} ")
 
             self.assertEqual(ask("DELETE", f"/v1/prefixes/{longest['id']}")[0], 204)
             self.assertEqual(ask("DELETE", f"/v1/prefixes/{longest['id']}")[0], 404)

@@ -62,6 +62,22 @@ class ThereAndBack:
             time.sleep(0.01)
         raise AssertionError(f"never: {tiers}")
 
+    def page(self, daemon):
+        session = daemon.get("/v1/sessions")["sessions"][0]["id"]
+        return daemon.get(f"/v1/sessions/{session}")["sequences"]
+
+    def check_what_operators_see(self, daemon, tier, used_bytes):
+        """Five sequences are spilled: their rows say so, and where; the pool counts their tokens apart from its blocks."""
+        page = self.page(daemon)
+        self.assertEqual([(row["state"], row["tier"], row["n_blocks"]) for row in page], [("spilled", tier, 0)] * 5)
+        self.assertEqual(sum(row["tier_bytes"] for row in page), used_bytes)
+        occupancy = daemon.get("/v1/occupancy")
+        spilled = {"n_sequences": 5, "n_tokens": sum(row["length_min"] for row in page), "tier_bytes": used_bytes}
+        self.assertEqual((occupancy["pools"][0]["spilled"], occupancy["totals"]["spilled"]), (spilled, spilled))
+        session = daemon.get("/v1/sessions")["sessions"][0]["id"]
+        self.assertRegex(daemon.ctl("sessions", session).stdout, rf"(?m)^ *1 +\d+ +\d+ +spilled +0 .* {tier} ")
+        self.assertIn(f"spilled: {spilled['n_tokens']} tokens of 5 sequences", daemon.ctl("occupancy").stdout)
+
     def there_and_back(self, daemon, tier):
         with tqkv.Client(daemon.addr) as client, client.open("demo") as session:
             for sequence in range(1, 6):
@@ -73,11 +89,15 @@ class ThereAndBack:
             self.assertEqual([row.state for row in session.tell()], ["spilled"] * 5)
             blocks = daemon.get("/v1/occupancy")["pools"][0]["blocks"]
             self.assertEqual(blocks["free"], blocks["total"])
+            self.check_what_operators_see(daemon, tier, tiers[f"{tier}_used_bytes"])
             session.prefetch([2, 3])
             # The others come back because somebody asks: the client waits as for a busy server.
             self.assertEqual([output(session, sequence) for sequence in range(1, 6)], before)
             tiers = self.until(daemon, lambda tiers: tiers["n_spilled_sequences"] == 0)
             self.assertEqual(tiers[f"{tier}_used_bytes"], 0)
+            page = self.page(daemon)
+            self.assertEqual([(row["state"], row["tier"], row["tier_bytes"]) for row in page], [("resident", None, 0)] * 5)
+            self.assertEqual(daemon.get("/v1/occupancy")["pools"][0]["spilled"], {"n_sequences": 0, "n_tokens": 0, "tier_bytes": 0})
             fill_more = np.ones((2, 3, 2, 64), np.float32)
             session.append_layers(1, k=fill_more, v=fill_more)
 

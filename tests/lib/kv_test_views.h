@@ -79,6 +79,9 @@ static inline void fill_pool(struct srv_pool_row *pool, const char *name)
 	pool->block_bytes[1] = 8192;
 	pool->memory = report;
 	pool->used_bytes = 2254;
+	pool->n_spilled = 2;
+	pool->n_spilled_tokens = 30;
+	pool->tier_bytes = 131072;
 	pool->formats[0] = (struct srv_format_row){ .name = "tq4",
 		.n_layers = 30,
 		.n_rows = 1920,

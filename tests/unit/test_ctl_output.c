@@ -147,6 +147,19 @@ START_TEST(test_ctl_output_progress_is_silent_when_piped)
 }
 END_TEST
 
+/* A user id has the name of this machine's user, what is none stays as it is. */
+START_TEST(test_ctl_output_tenants)
+{
+	static const char *const same[] = { "tcp", "_default", "4294967295", "4294967296",
+		"99999999999999999999", "-1", " 0", "0x0", "" };
+	char text[SRV_TABLE_CELL_BYTES];
+
+	ck_assert_str_eq(srv_human_tenant("0", text), "0 (root)");
+	for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++)
+		ck_assert_str_eq(srv_human_tenant(same[i], text), same[i]);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("ctl output");
@@ -155,6 +168,7 @@ int main(void)
 	tcase_add_test(tcase, test_ctl_output_table_is_aligned);
 	tcase_add_test(tcase, test_ctl_output_table_is_harmless);
 	tcase_add_test(tcase, test_ctl_output_units);
+	tcase_add_test(tcase, test_ctl_output_tenants);
 	tcase_add_test(tcase, test_ctl_output_progress_line);
 	tcase_add_test(tcase, test_ctl_output_progress_is_silent_when_piped);
 	suite_add_tcase(suite, tcase);

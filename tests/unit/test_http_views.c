@@ -127,7 +127,8 @@ END_TEST
 	"," BLOCK_BYTES(172032, 12288, 4096, 4096, 4096, 8192,                                             \
 		204800) ",\"groups\":[{\"block_bytes\":4096," BLOCKS_0 "},{\"block_bytes\":8192," BLOCKS_1 \
 			"}]," FORMATS "\"logical_bytes\":1127,\"used_bytes\":2254,\"effective_"            \
-			"compression\":2," REPORT_POOL "}"
+			"compression\":2,\"spilled\":{\"n_sequences\":2,\"n_tokens\":30,\"tier_bytes\":"   \
+			"131072}," REPORT_POOL "}"
 
 /* Block states are disjoint and add up; bytes are those of the memory report; totals are sums over the pools.
  */
@@ -147,7 +148,9 @@ START_TEST(test_http_views_occupancy)
 			     8192, 8192, 8192, 16384,
 			     409600) ",\"logical_bytes\":2254,"
 				     "\"used_bytes\":4508,"
-				     "\"effective_compression\":2,\"memory\":{\"n_tokens\":128,\"dense_"
+				     "\"effective_compression\":2,\"spilled\":{\"n_sequences\":4,\"n_"
+				     "tokens\":60,\"tier_bytes\":262144},\"memory\":{\"n_tokens\":128,"
+				     "\"dense_"
 				     "equivalent_"
 				     "bytes\":9016,"
 				     "\"stored_bytes\":2254,\"compression\":4,\"payload_bytes\":2000,\"norms_"
@@ -172,7 +175,7 @@ START_TEST(test_http_views_occupancy_empty)
 	assert_json("{\"pools\":[],\"totals\":{\"n_pools\":0,\"n_sessions\":0,\"n_sequences\":0," BLOCKS(
 		0, 0, 0, 0, 0, 0, 0, 0) "," BLOCK_BYTES(0, 0, 0, 0, 0, 0,
 		0) ",\"logical_bytes\":0,\"used_bytes\":0,\"effective_"
-		   "compression\":0,"
+		   "compression\":0,\"spilled\":{\"n_sequences\":0,\"n_tokens\":0,\"tier_bytes\":0},"
 		   "\"memory\":{\"n_tokens\":0,\"dense_equivalent_bytes\":0,\"stored_bytes\":0,"
 		   "\"compression\":0,"
 		   "\"payload_bytes\":0,\"norms_bytes\":0,\"scales_bytes\":0,\"zeros_bytes\":0,\"exact_"
@@ -244,13 +247,17 @@ START_TEST(test_http_views_session)
 		.n_shared_blocks = 2,
 		.idle_ms = 11,
 		.is_evictable = true,
+		.state = "spilled",
+		.tier = "file",
+		.tier_bytes = 131072,
 		.memory = report,
 	};
 	srv_view_session(control, &text);
 	assert_json("{\"session\":" SESSION("\"1000\"",
 		"\"12\"") ",\"sequences\":[{\"id\":\"9007199254740993\","
 			  "\"length_min\":64,\"length_max\":65,\"n_blocks\":5,\"n_shared_"
-			  "blocks\":2,\"idle_ms\":11,"
+			  "blocks\":2,\"idle_ms\":11,\"state\":\"spilled\",\"tier\":\"file\",\"tier_bytes\":"
+			  "131072,"
 			  "\"is_evictable\":true,\"n_pins\":0," REPORT_SEQUENCE "}],\"cursor_next\":\"9\"}");
 }
 END_TEST
@@ -301,6 +308,7 @@ START_TEST(test_http_views_sequence)
 		.length_max = 48,
 		.n_blocks = 2,
 		.idle_ms = 7,
+		.state = "resident",
 		.memory = report };
 	control->group_idx = 1;
 	control->n_rows = 2;
@@ -310,7 +318,8 @@ START_TEST(test_http_views_sequence)
 	srv_view_sequence(control, &text);
 	assert_json("{\"sequence\":{\"id\":\"9007199254740993\",\"length_min\":40,\"length_max\":48,\"n_"
 		    "blocks\":2,"
-		    "\"n_shared_blocks\":0,\"idle_ms\":7,\"is_evictable\":false,\"n_pins\":0," REPORT_SEQUENCE
+		    "\"n_shared_blocks\":0,\"idle_ms\":7,\"state\":\"resident\",\"tier\":null,\"tier_bytes\":"
+		    "0,\"is_evictable\":false,\"n_pins\":0," REPORT_SEQUENCE
 		    "},\"group\":1,\"blocks\":[{\"id\":null,\"n_owners\":0},{\"id\":\"12\",\"n_owners\":3}],"
 		    "\"cursor_next\":\"2\"}");
 }
@@ -409,10 +418,12 @@ START_TEST(test_http_views_tenants_and_prefixes)
 		"\"tenant\":"
 		"\"7\",\"adapter\":\"lora\",\"has_salt\":true,\"n_tokens\":32,\"n_blocks\":4,\"stored_"
 		"bytes\":"
-		"64,\"n_holders\":1,\"n_hits\":3,\"n_whole_hits\":2,\"age_ms\":11,\"ttl_left_ms\":12},{\"id\":"
+		"64,\"n_holders\":1,\"n_hits\":3,\"n_whole_hits\":2,\"age_ms\":11,\"ttl_left_ms\":12},{"
+		"\"id\":"
 		"\"0000000000000000\",\"pool\":\"\",\"tenant\":\"tcp\",\"adapter\":"
 		"\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\",\"has_salt\":false,"
-		"\"n_tokens\":0,\"n_blocks\":0,\"stored_bytes\":0,\"n_holders\":0,\"n_hits\":0,\"n_whole_hits\":0,\"age_ms\":0,"
+		"\"n_tokens\":0,\"n_blocks\":0,\"stored_bytes\":0,\"n_holders\":0,\"n_hits\":0,\"n_whole_"
+		"hits\":0,\"age_ms\":0,"
 		"\"ttl_left_ms\":null}],\"cursor_next\":\"10\"}");
 }
 END_TEST

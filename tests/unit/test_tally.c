@@ -208,6 +208,8 @@ START_TEST(test_tally_finds_every_wrong_sum)
 		{ &tenant->used[KV_QUOTA_BYTES], "charges of tenant 0: audit: bytes: recorded", false },
 		{ &tenant->used[KV_QUOTA_TOKENS], "charges of tenant 0: audit: tokens: recorded", false },
 		{ &tenant->used[KV_QUOTA_SESSIONS], "charges of tenant 0: audit: sessions: recorded", false },
+		{ &pool->n_spilled_tokens, "spilled tokens: recorded 1, counted 0", false },
+		{ &pool->n_tier_pages, "pages of tiers: recorded 1, counted 0", false },
 		{ &tenant->used[KV_QUOTA_TIER_BYTES], "tier_bytes: recorded 1, counted 0", false },
 	};
 	const struct {
