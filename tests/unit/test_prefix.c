@@ -340,8 +340,8 @@ static uint64_t hits_of(struct rig *rig, uint32_t n_tokens, uint64_t but, uint64
 
 /*
  * A match of half a prefix counts for it, though not as one of the whole. What another one shares with it
- * counts for the one that was there first, what goes on in the other for both, and a prefix inside of one that
- * was there shares its count. A new prefix begins at 0 whatever it shares.
+ * counts for the one that was there first, what goes on in the other for both, and a prefix inside of one
+ * that was there shares its count. A new prefix begins at 0 whatever it shares.
  */
 START_TEST(test_prefix_hits_of_parts)
 {
