@@ -288,8 +288,8 @@ uint32_t kv_prefix_put(struct kv_pool *pool, uint64_t tenant, const struct kv_pr
 			return KV_PREFIX_NONE;
 		parent = KV_PREFIX_ROOT | identity;
 	} else {
-		/* Which PUBLISH it came with is not known any more: a part ends where a prefix does, and where
-		 * the tree forks. */
+		/* Which PUBLISH it came with is not known any more: a part ends where a prefix does, and
+		 * where the tree forks. */
 		if (index->nodes[parent].first_child == KV_PREFIX_NONE && !index->nodes[parent].is_end)
 			part_first = index->nodes[parent].part_first;
 		hash = index->nodes[parent].hash;

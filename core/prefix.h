@@ -74,9 +74,9 @@ struct kv_prefix_row {
 	uint32_t n_holders;          /* sequences and snapshots that have its last block: nothing evicts it */
 	uint64_t stored_bytes;
 	/*
-	 * MATCHes that found a block which its PUBLISH added (where it added none, which the one added that its
-	 * last block came with), and those that found all of it, or something longer. So a match of half a
-	 * prefix counts for it, one that ends in the part which it shares with an older one counts for the
+	 * MATCHes that found a block which its PUBLISH added (where it added none, which the one added that
+	 * its last block came with), and those that found all of it, or something longer. So a match of half
+	 * a prefix counts for it, one that ends in the part which it shares with an older one counts for the
 	 * older one only, and one that goes on into a third counts for all of them: sums over rows may be
 	 * more than the pool's n_hits.
 	 */
