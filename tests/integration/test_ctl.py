@@ -426,7 +426,7 @@ class Operators(unittest.TestCase):
             self.assertIn("me", daemon.ctl("connections").stdout)
             prefix = json.loads(daemon.ctl("prefixes", "--json").stdout)["prefixes"][0]["id"]
             daemon.ctl("prefixes", "delete", prefix)
-            self.assertEqual(daemon.ctl("prefixes").stdout, "no prefixes\n")
+            self.assertRegex(daemon.ctl("prefixes").stdout, r"\Ano prefixes\n\npool .* removed\nexact .* 2\n\Z")
             daemon.ctl("sessions", "close", json.loads(daemon.ctl("sessions", "--json").stdout)["sessions"][0]["id"])
             self.assertEqual(daemon.ctl("sessions").stdout, "no sessions\n")
             with self.assertRaisesRegex(tqkv.TqkvError, "STALE_HANDLE"):
