@@ -1,10 +1,12 @@
 """Programs over libtqkv against the daemon, on every backend: client tables, and the exact recent window."""
 
 import os
+import re
 import subprocess
+import tempfile
 import unittest
 
-from daemon import BUILD, FAKE_GPU, PATIENCE_S, Daemon
+from daemon import BUILD, FAKE_GPU, IS_SANITIZED, PATIENCE_S, ROOT, Daemon
 
 TABLES = "name=tables,layers=2,q_heads=6,kv_heads=2,k_head_dim=48,v_head_dim=32,k=f32,v=f32,block_size=16,blocks=32"
 WINDOW = "layers=2,q_heads=4,kv_heads=2,head_dim=64,block_size=16,blocks=128,exact_tokens=48,exact_blocks=16"
@@ -42,6 +44,24 @@ class ClientPrograms(unittest.TestCase):
     def test_fake_gpu(self):
         """The same on the CUDA backend, with its kernels on fibers."""
         self.run_on("cuda", "10", program=FAKE_GPU)
+
+    @unittest.skipIf(IS_SANITIZED, "the library needs the sanitizers' own, which the example's command does not name")
+    def test_the_example(self):
+        """Built with the command that stands in it, against the daemon that README starts."""
+        source = ROOT / "proto/client/examples/append_decode.c"
+        command = re.sub(r"\\\n \*", "", re.search(r"(?m)^ \*\s+(cc (?:.*\\\n)?.*)$", source.read_text()).group(1))
+        pool = re.search(r"--pool (name=demo,\S+)", (ROOT / "README.md").read_text()).group(1)
+        with tempfile.TemporaryDirectory() as folder, Daemon("--pool", pool) as daemon:
+            words = command.replace("build/", f"{BUILD.resolve()}/").replace("-o append_decode", f"-o {folder}/a").split()
+            done = subprocess.run([*words, "-Wall", "-Wextra", "-Werror"], cwd=ROOT, capture_output=True, text=True, check=False,
+                                  timeout=PATIENCE_S)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            done = subprocess.run([f"{folder}/a", daemon.addr], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertRegex(done.stdout, r"^OK: 100 tokens, out\[0\]\[0\] = 0\.(4[5-9]|5[0-5])\d\n$")
+            done = subprocess.run([f"{folder}/a", f"unix:{folder}/nobody"], capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn("IO_ERROR", done.stderr)
 
 
 if __name__ == "__main__":

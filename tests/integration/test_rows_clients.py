@@ -1,8 +1,11 @@
 """Rows and several clients: fencing, reconnecting, pipelining, cancelling, deadlines, checksums, and the examples."""
 
+import os
+import pathlib
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -187,9 +190,9 @@ class Connections(Rows):
 class Examples(unittest.TestCase):
     """What the README points at runs as it is."""
 
-    def run_example(self, name, *args):
+    def run_example(self, name, *args, **env):
         done = subprocess.run([sys.executable, ROOT / "proto/python/examples" / name, *args], capture_output=True,
-                              text=True, timeout=300, stdin=subprocess.DEVNULL)
+                              text=True, timeout=300, stdin=subprocess.DEVNULL, env={**os.environ, **env})
         self.assertEqual(done.returncode, 0, (done.stdout, done.stderr))
         return done.stdout
 
@@ -197,6 +200,18 @@ class Examples(unittest.TestCase):
         with Daemon("--pool", "name=demo,layers=1,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,"
                     "blocks=1024") as daemon:
             self.assertIn("(4, 64) {1: (100,)}", self.run_example("ten_lines.py", daemon.addr))
+            self.assertIn("(4, 64) {1: (100,)}", self.run_example("ten_lines.py", TQKV_ADDR=daemon.addr))
+
+    def test_a_daemon_with_tokens(self):
+        """What makes a pool of its own does so there, too, with what the environment says."""
+        token = "admin-token-0123456789"
+        with tempfile.TemporaryDirectory() as folder:
+            tokens = pathlib.Path(folder, "tokens")
+            tokens.write_text(f"admin ops {token}\n")
+            tokens.chmod(0o600)
+            with Daemon("--pool", SMALL, "--tokens-file", tokens, token=token) as daemon:
+                text = self.run_example("save_restore.py", TQKV_ADDR=daemon.tcp, TQKV_HTTP=daemon.http, TQKV_TOKEN=token)
+                self.assertIn("every row and every output is the same to the bit", text)
 
     def test_save_restore(self):
         """Every row and output comes back with the same bytes; the pool is deleted at the end."""
