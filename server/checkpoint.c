@@ -91,12 +91,16 @@ static void report(struct srv_checkpoint *checkpoint)
 	}
 	srv_log(SRV_LOG_INFO,
 		"%s %s: sessions %u, sequences %u, published %u, blocks %llu, bytes %llu in %llu us, %llu "
-		"MiB/s, sessions "
-		"without a name left out %u",
+		"MiB/s",
 		view->is_restore ? "restored" : "snapshot", checkpoint->name, view->n_sessions,
 		view->n_sequences, view->n_prefixes, (unsigned long long)view->n_blocks,
 		(unsigned long long)view->n_bytes, (unsigned long long)us,
-		(unsigned long long)(us > 0 ? view->n_bytes * 1000000 / us >> 20 : 0), view->n_skipped);
+		(unsigned long long)(us > 0 ? view->n_bytes * 1000000 / us >> 20 : 0));
+	if (view->n_skipped + view->n_sequences_skipped > 0)
+		srv_log(SRV_LOG_WARNING,
+			"snapshot %s leaves out: sequences that are spilled or lost, without room to bring "
+			"them back, %u; sessions without a name or with tables of their client %u",
+			checkpoint->name, view->n_sequences_skipped, view->n_skipped);
 }
 
 static void end(struct srv_checkpoint *checkpoint)

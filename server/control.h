@@ -176,7 +176,7 @@ struct srv_checkpoint_view {
 	enum kv_status status;                       /* once it is over */
 	char detail[300];                            /* why it failed */
 	uint32_t n_sessions, n_sequences, n_skipped; /* skipped: cannot be saved */
-	uint32_t n_sequences_skipped;                /* in a tier, and there was no room to bring them back */
+	uint32_t n_sequences_skipped;                /* in a tier without room to come back; or lost */
 	uint32_t n_prefixes;                         /* published blocks */
 	uint64_t n_blocks, n_bytes, elapsed_us;
 };

@@ -20,7 +20,13 @@ void srv_view_checkpoint(const struct srv_control *control, struct srv_text *tex
 			: view->is_restore ? "restore"
 					   : "snapshot");
 	srv_text_string(text, "name", view->n_begun > 0 ? view->name : NULL);
-	srv_text_string(text, "status", is_over ? kv_status_name(view->status) : NULL);
+	/* What is there is whole; what it lacks is counted below. */
+	const bool is_partial = view->status == KV_OK && view->n_sequences_skipped > 0;
+
+	srv_text_string(text, "status",
+		!is_over             ? NULL
+			: is_partial ? "PARTIAL"
+				     : kv_status_name(view->status));
 	srv_text_string(text, "detail", is_over && view->status != KV_OK ? view->detail : NULL);
 	srv_text_u64(text, "n_sessions", view->n_sessions);
 	srv_text_u64(text, "n_sequences", view->n_sequences);

@@ -102,8 +102,14 @@ static enum tqkv_status attach_one(struct tqkv_session *session, const struct tq
 	return status;
 }
 
+/* It did not come back with the daemon. */
+static bool is_gone(enum tqkv_status status)
+{
+	return status == TQKV_NOT_FOUND || status == TQKV_STALE_HANDLE;
+}
+
 static enum tqkv_status attach_all(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
-	int64_t deadline_ns, struct tqkv_reconnect_report *report, struct tqkv_error *err)
+	bool is_restarted, int64_t deadline_ns, struct tqkv_reconnect_report *report, struct tqkv_error *err)
 {
 	enum tqkv_status first = TQKV_OK;
 
@@ -114,6 +120,10 @@ static enum tqkv_status attach_all(struct tqkv_conn *conn, const struct tqkv_rec
 		if (session->lost != TQKV_OK)
 			continue;
 		status = attach_one(session, params, deadline_ns, report, &error);
+		if (is_restarted && session->lost != TQKV_OK && is_gone(status)) {
+			session->lost = TQKV_STALE_EPOCH;
+			status = tqkv_session_check(session, &error);
+		}
 		if (status != TQKV_OK && first == TQKV_OK) {
 			first = status;
 			if (err)
@@ -125,8 +135,10 @@ static enum tqkv_status attach_all(struct tqkv_conn *conn, const struct tqkv_rec
 	return first;
 }
 
+/* is_by_caller: who knows how far its sequences were; a call that is repeated by itself must not go on from
+ * an older snapshot. */
 static enum tqkv_status reconnect(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
-	int64_t deadline_ns, struct tqkv_reconnect_report *report, struct tqkv_error *err)
+	bool is_by_caller, int64_t deadline_ns, struct tqkv_reconnect_report *report, struct tqkv_error *err)
 {
 	struct tqkv_error replaced;
 	enum tqkv_status status;
@@ -141,14 +153,28 @@ static enum tqkv_status reconnect(struct tqkv_conn *conn, const struct tqkv_reco
 	if (conn->fd < 0)
 		return status;
 	report->boot_id = conn->server.boot_id;
-	if (status != TQKV_STALE_EPOCH && report->boot_id == report->boot_id_before)
-		return attach_all(conn, params, deadline_ns, report, err);
+	const bool is_restarted = status == TQKV_STALE_EPOCH || report->boot_id != report->boot_id_before;
+
+	if (!is_restarted || is_by_caller)
+		return attach_all(conn, params, is_restarted, deadline_ns, report, err);
 	for (struct tqkv_session *session = conn->sessions; session; session = session->next)
 		if (session->lost == TQKV_OK)
 			session->lost = TQKV_STALE_EPOCH;
 	return tqkv_fail(err, TQKV_STALE_EPOCH,
-		"the daemon at %.128s was restarted: its memory is gone, and all sessions with it",
+		"the daemon at %.128s was restarted: sessions are there again only if it restored a "
+		"snapshot; attach them by name",
 		conn->address);
+}
+
+static enum tqkv_status reconnect_once(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
+	bool is_by_caller, int64_t deadline_ns, struct tqkv_reconnect_report *report, struct tqkv_error *err)
+{
+	enum tqkv_status status;
+
+	conn->is_reconnecting = true;
+	status = reconnect(conn, params, is_by_caller, deadline_ns, report, err);
+	conn->is_reconnecting = false;
+	return status;
 }
 
 enum tqkv_status tqkv_reconnect(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
@@ -156,13 +182,9 @@ enum tqkv_status tqkv_reconnect(struct tqkv_conn *conn, const struct tqkv_reconn
 {
 	static const struct tqkv_reconnect_params no_params;
 	struct tqkv_reconnect_report unused;
-	enum tqkv_status status;
 
-	conn->is_reconnecting = true;
-	status = reconnect(conn, params ? params : &no_params, tqkv_conn_deadline_ns(conn, timeout_ms),
-		report ? report : &unused, err);
-	conn->is_reconnecting = false;
-	return status;
+	return reconnect_once(conn, params ? params : &no_params, true,
+		tqkv_conn_deadline_ns(conn, timeout_ms), report ? report : &unused, err);
 }
 
 bool tqkv_conn_recover(struct tqkv_conn *conn, enum tqkv_status status, uint32_t *n_recoveries,
@@ -181,7 +203,7 @@ bool tqkv_conn_recover(struct tqkv_conn *conn, enum tqkv_status status, uint32_t
 			tqkv_backoff_pause_ms(n_attempts, 0, &conn->options, tqkv_random(conn));
 
 		/* What became of the sessions is told by tqkv_session_check() in each call. */
-		status = tqkv_reconnect(conn, &params, left_ms(deadline_ns), &report, err);
+		status = reconnect_once(conn, &params, false, deadline_ns, &report, err);
 		if (conn->fd >= 0)
 			return true;
 		if (status != TQKV_IO_ERROR || tqkv_deadline_ns(pause_ms) >= deadline_ns)

@@ -198,11 +198,14 @@ struct tqkv_reconnect_params {
  * name: ATTACH, TELL, and TRUNCATE of sequences whose layers differ to the shortest one, so that every
  * sequence has one length to go on from. Sessions without a name are lost (STALE_HANDLE).
  *
- * OK: all sessions are usable. STALE_EPOCH: the daemon was restarted, all sessions are lost (the structs
- * remain until tqkv_close()), the connection is usable. A status of ATTACH: at least that session is lost.
+ * OK: all sessions are usable. After a restart of the daemon (the boot ids differ) these are sessions of a
+ * snapshot that it restored; TELL says how far they go. STALE_EPOCH: the daemon was restarted, and at least
+ * one session did not come back with it. A status of ATTACH: at least that session is lost. Lost sessions
+ * tell so in every call (the structs remain until tqkv_close()); the connection and the others are usable.
  * IO_ERROR, DEADLINE: no connection; may be called again. `params` and `report` may be NULL.
  *
- * TQKV_OPTION_RECONNECT lets blocking calls do this by themselves, without truncating, within their deadline:
+ * TQKV_OPTION_RECONNECT lets blocking calls do this by themselves, without truncating, within their deadline;
+ * a restarted daemon ends them with STALE_EPOCH, because a snapshot may be older than what the caller knows:
  *   repeated: ping, echo, pool_info, pool_rows, tell, decode, read, truncate;
  *   append and append_decode: TELL decides. An item whose layers all have the length before it is sent again,
  * one whose layers all have the length after it counts as done (append_decode then decodes it); any other

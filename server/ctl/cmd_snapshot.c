@@ -37,10 +37,6 @@ static void print_done(const json_t *view)
 		(unsigned long long)srv_json_u64(view, "n_prefixes"),
 		(unsigned long long)srv_json_u64(view, "n_blocks"), srv_human_bytes(n_bytes, bytes), seconds,
 		seconds > 0 ? (double)n_bytes / 1048576.0 / seconds : 0.0);
-	if (srv_json_u64(view, "n_skipped_sequences") > 0)
-		printf("%llu sequences are left out: they are spilled, and the pool has no room to bring "
-		       "them back\n",
-			(unsigned long long)srv_json_u64(view, "n_skipped_sequences"));
 	if (srv_json_u64(view, "n_skipped_sessions") > 0)
 		printf("%llu sessions without a name or with tables of their client are left out\n",
 			(unsigned long long)srv_json_u64(view, "n_skipped_sessions"));
@@ -78,13 +74,21 @@ static enum kv_status run_one(const struct srv_ctl *ctl, const char *path, json_
 		status = wait_for(ctl, srv_json_u64(begun, "n_begun"), &view, err);
 	if (status == KV_OK && srv_json_u64(view, "n_begun") != srv_json_u64(begun, "n_begun"))
 		status = kv_fail(err, KV_BUSY_RETRY, "another one was begun before this one was looked at");
-	if (status == KV_OK && strcmp(srv_json_text(view, "status"), "OK") != 0)
+	const bool is_partial = status == KV_OK && strcmp(srv_json_text(view, "status"), "PARTIAL") == 0;
+
+	if (status == KV_OK && !is_partial && strcmp(srv_json_text(view, "status"), "OK") != 0)
 		status = kv_fail(err, KV_BAD_ARG, "%s: %s", srv_json_text(view, "status"),
 			srv_json_text(view, "detail"));
 	if (status == KV_OK && ctl->is_json)
 		srv_ctl_print_json(view);
 	else if (status == KV_OK)
 		print_done(view);
+	if (status == KV_OK && is_partial)
+		status = kv_fail(err, KV_POOL_FULL,
+			"PARTIAL: %llu sequences are not in it: they are spilled, and the pool has no room "
+			"to "
+			"bring them back",
+			(unsigned long long)srv_json_u64(view, "n_skipped_sequences"));
 	json_decref(begun);
 	json_decref(view);
 	return status;
@@ -123,9 +127,12 @@ const struct srv_command srv_cmd_snapshot = {
 		"it was.\n"
 		"As hooks around a swap of models, with the tool that swaps: tqkvctl snapshot NAME before "
 		"the old\n"
-		"one stops, tqkvctl restore NAME once the new one serves. Both end with 0 only when "
-		"everything is\n"
-		"on disk, or everything is back; a restore changes nothing otherwise.",
+		"one stops, tqkvctl restore NAME once the new one serves. Both end with 0 only when every "
+		"sequence\n"
+		"of a session that has a name is on disk, or everything is back; a restore changes nothing\n"
+		"otherwise. PARTIAL: the file is whole, but spilled sequences for which the pool had no room "
+		"are not\n"
+		"in it; free or close something and take it again.",
 	.args = snapshot_args,
 	.n_args = KV_LENGTH(snapshot_args),
 	.run = run_snapshot,

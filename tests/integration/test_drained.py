@@ -12,7 +12,7 @@ import unittest
 
 import tqkv
 from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon
-from test_snapshot import fill, outputs
+from test_snapshot import fill, outputs, rows
 
 WEB = {"name": "web", "layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "k": "tq4", "v": "tq4", "block_size": 16,
        "blocks": 64}
@@ -131,6 +131,57 @@ class Leases(Case):
             with tqkv.Client(daemon.addr) as client, self.assertRaises(tqkv.TqkvError) as caught:
                 client.attach("conv")
             self.assertRegex(str(caught.exception), r"^SESSION_EXPIRED: [^()]*$")
+
+
+class Clients(Case):
+    def test_reconnect_finds_what_the_drain_wrote(self):
+        """A client that stays connected hears of the drain, then finds its named session again; the other one is lost."""
+        with tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+            with self.daemon(folder=folder) as daemon:
+                client = tqkv.Client(daemon.addr)
+                session, nameless = client.open("demo", session="conv"), client.open("demo")
+                fill(session)
+                before = outputs(session)
+                daemon.process.send_signal(signal.SIGTERM)
+                end = time.monotonic() + PATIENCE_S
+                with self.assertRaises(tqkv.TqkvError) as caught:
+                    while time.monotonic() < end:
+                        client.ping()
+                self.assertEqual(caught.exception.status_name, "IO_ERROR")
+                self.assertTrue(client.is_draining)
+                self.assertEqual(daemon.stop(signal.SIGTERM), 0)
+            with self.daemon(folder=folder), client:
+                with self.assertRaises(tqkv.TqkvError) as caught:
+                    client.reconnect(keep_lengths=True)
+                self.assertRegex(str(caught.exception), r"STALE_EPOCH: .*\(no name\) did not come back")
+                self.assertIsNotNone(nameless.lost)
+                self.assertIsNone(session.lost)
+                self.assertEqual(outputs(session), before)
+
+
+class Spilled(Case):
+    def test_what_there_is_no_room_for_is_not_called_a_success(self):
+        with self.daemon("--host-tier-bytes", "4MiB") as daemon, tqkv.Client(daemon.addr) as client:
+            session = client.open("demo", session="conv")
+            for round in range(2):
+                for sequence in range(1, 4):
+                    k, v = rows(sequence, 320)
+                    session.append_layers(3 * round + sequence, k=[k, k], v=[v, v])
+                if round == 0:
+                    session.spill([1, 2, 3])
+                    end = time.monotonic() + PATIENCE_S
+                    while daemon.get("/v1/occupancy")["pools"][0]["blocks"]["free"] < 60:
+                        self.assertLess(time.monotonic(), end)
+            done = daemon.ctl("snapshot", "six", check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("PARTIAL: 3 sequences are not in it", done.stderr)
+            self.assertIn("1 sessions, 3 sequences", done.stdout)
+            done = daemon.ctl("snapshot", "six", "--json", check=False)
+            self.assertEqual((done.returncode, json.loads(done.stdout)["status"]), (1, "PARTIAL"))
+            self.assertRegex(daemon.log(), "<4>snapshot six leaves out: .* 3; sessions without a name .* 0")
+            client.open("demo")
+            self.assertEqual(daemon.stop(signal.SIGTERM), 0)
+            self.assertRegex(daemon.log(), "<4>snapshot drain leaves out: .* 3; sessions without a name .* 1")
 
 
 class FailedStarts(Case):

@@ -500,6 +500,17 @@ void fake_hang_up(struct fake_server *fake)
 	fake_unlock(fake);
 }
 
+void fake_restart_restored(struct fake_server *fake)
+{
+	fake_lock(fake);
+	fake->limits.boot_id++;
+	fake->boot_tag++;
+	for (uint32_t i = 0; i < fake->n_sessions; i++)
+		fake->sessions[i].handle += 1u << 16;
+	fake_unlock(fake);
+	fake_hang_up(fake);
+}
+
 void fake_restart(struct fake_server *fake)
 {
 	fake_lock(fake);

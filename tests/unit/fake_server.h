@@ -120,6 +120,8 @@ void fake_unlock(struct fake_server *fake);
 void fake_fault(struct fake_server *fake, struct fake_fault fault);
 /* A restart: new boot id, nothing left of what was stored. The connection is closed. */
 void fake_restart(struct fake_server *fake);
+/* The same, but it restored its sessions, under other handles. */
+void fake_restart_restored(struct fake_server *fake);
 /* Closes the connection from the server's side. */
 void fake_hang_up(struct fake_server *fake);
 /* Length of a sequence on a layer; 0 when it does not exist. */

@@ -121,6 +121,39 @@ START_TEST(test_client_reconnect_after_restart)
 }
 END_TEST
 
+/* A daemon that restored a snapshot has the named session; the caller's reconnect attaches it, and the length
+ * goes on. */
+START_TEST(test_client_reconnect_after_restore)
+{
+	struct tqkv_reconnect_report report;
+	struct rig rig;
+
+	rig_start(&rig, NULL, "named");
+	RIG_OK(&rig, rig_append(&rig, 1, 0, 5, NULL));
+	fake_restart_restored(&rig.fake);
+	ck_assert_int_eq(tqkv_ping(rig.conn, NULL, 0, &rig.err), TQKV_IO_ERROR);
+	RIG_OK(&rig, tqkv_reconnect(rig.conn, NULL, 0, &report, &rig.err));
+	ck_assert_uint_eq(report.n_attached, 1);
+	ck_assert_uint_ne(report.boot_id, report.boot_id_before);
+	RIG_OK(&rig, rig_append(&rig, 1, 5, 1, NULL));
+	rig_stop(&rig);
+}
+END_TEST
+
+/* RECONNECT by itself does not go on with what a snapshot brought back: it may be older. */
+START_TEST(test_client_automatic_reconnect_after_restore)
+{
+	const struct tqkv_options options = { .flags = TQKV_OPTION_RECONNECT };
+	struct rig rig;
+
+	rig_start(&rig, &options, "named");
+	RIG_OK(&rig, rig_append(&rig, 1, 0, 5, NULL));
+	fake_restart_restored(&rig.fake);
+	ck_assert_int_eq(rig_append(&rig, 1, 5, 1, NULL), TQKV_STALE_EPOCH);
+	rig_stop(&rig);
+}
+END_TEST
+
 /* A session without a name cannot come back; the connection does. */
 START_TEST(test_client_reconnect_loses_nameless_sessions)
 {
@@ -257,6 +290,8 @@ static Suite *suite(void)
 	tcase_add_test(tcase, test_client_reconnect_settles_lengths);
 	tcase_add_test(tcase, test_client_reconnect_keeps_lengths);
 	tcase_add_test(tcase, test_client_reconnect_after_restart);
+	tcase_add_test(tcase, test_client_reconnect_after_restore);
+	tcase_add_test(tcase, test_client_automatic_reconnect_after_restore);
 	tcase_add_test(tcase, test_client_reconnect_loses_nameless_sessions);
 	tcase_add_test(tcase, test_client_automatic_reconnect_appends_once);
 	tcase_add_test(tcase, test_client_automatic_reconnect_append_decode);

@@ -138,6 +138,12 @@ START_TEST(test_http_golden_checkpoint)
 		    "\"status\":\"CORRUPT\",\"detail\":\"record 3\",\"n_sessions\":0,\"n_sequences\":0,"
 		    "\"n_prefixes\":0,\"n_blocks\":0,\"n_bytes\":0,\"n_skipped_sessions\":0,"
 		    "\"n_skipped_sequences\":0,\"elapsed_us\":0}");
+	*view = (struct srv_checkpoint_view){ .n_begun = 3, .name = "night", .n_sequences_skipped = 2 };
+	srv_view_checkpoint(control, &text);
+	assert_text("{\"n_begun\":3,\"state\":\"done\",\"operation\":\"snapshot\",\"name\":\"night\","
+		    "\"status\":\"PARTIAL\",\"detail\":null,\"n_sessions\":0,\"n_sequences\":0,"
+		    "\"n_prefixes\":0,\"n_blocks\":0,\"n_bytes\":0,\"n_skipped_sessions\":0,"
+		    "\"n_skipped_sequences\":2,\"elapsed_us\":0}");
 }
 END_TEST
 

@@ -350,14 +350,54 @@ class Reconnecting(Errors):
         """FAILURES L12: STALE_EPOCH is told, sessions are gone, the connection is usable."""
         def second(peer):
             peer.hello(boot_id=12, status=302)
+            request = peer.request()
+            self.assertEqual((request.header.opcode, bytes(request.payload)), (wire.ATTACH, b"name"))
+            peer.error(request, 300)
             peer.open()
 
         with FakeServer(script(), second) as server:
             client, session = opened(server)
             self.assert_raises(Status.STALE_EPOCH, client.reconnect)
             self.assertTrue(client.is_connected)
+            self.assertEqual(session.lost.status, Status.STALE_EPOCH)
+            self.assertIn("name did not come back", str(session.lost))
             self.assert_raises(Status.STALE_EPOCH, session.append, 1, 0, ONE, ONE)
             session.close()  # nothing is sent
+            client.open("p")
+            client.close()
+
+    def restored(self, rows):
+        """A restarted daemon that restored the session with these rows."""
+        def second(peer):
+            peer.hello(boot_id=12, status=302)
+            peer.open(wire.ATTACH, handle=0x90009)
+            peer.tell(peer.request(), rows)
+            if rows[1][0] == 1:
+                request = peer.request()
+                self.assertEqual((request.header.session, request.items[0].position), (0x90009, 1))
+                peer.rows(request)
+            else:
+                peer.open()
+
+        return FakeServer(script(lambda peer, request: peer.rows(request)), second)
+
+    def test_a_restarted_daemon_that_restored_a_snapshot(self):
+        """The session goes on where the client knows that it was."""
+        with self.restored({1: (1, 1)}) as server:
+            client, session = opened(server)
+            session.append(1, 0, ONE, ONE)
+            report = client.reconnect(keep_lengths=True)
+            self.assertEqual((report.boot_id_before, report.boot_id, report.n_attached), (11, 12, 1))
+            self.assertIsNone(session.lost)
+            self.assertEqual(session.append(1, 0, ONE, ONE), 2)
+            client.close()
+
+    def test_an_older_snapshot_is_not_gone_on_from_without_a_word(self):
+        with self.restored({1: (0, 0)}) as server:
+            client, session = opened(server)
+            session.append(1, 0, ONE, ONE)
+            self.assert_raises(Status.STALE_EPOCH, client.reconnect)
+            self.assertIn("fewer tokens of sequence 1", str(session.lost))
             client.open("p")
             client.close()
 

@@ -309,7 +309,8 @@ class Connection:
                 break
             if n == 0:
                 inside = " inside a frame" if self._n_got or self._body is not None else ""
-                self.lose(TqkvError(Status.IO_ERROR, f"{self.address} closed the connection{inside}"))
+                self.lose(TqkvError(Status.IO_ERROR, f"{self.address} closed the connection"
+                                    f"{' (it was draining)' if self.is_draining else ''}{inside}"))
                 break
             n_taken += n
             self._n_got += n

@@ -23,7 +23,8 @@ ReconnectReport = namedtuple("ReconnectReport", "boot_id_before boot_id n_sessio
 ReconnectReport.__doc__ = """What reconnect() did.
 
 n_sessions: of this client; n_attached: of them usable again; n_sequences: of all attached sessions; n_truncated:
-sequences that were cut to their shortest layer.
+sequences that were cut to their shortest layer. boot_id differs from boot_id_before: the daemon was restarted, and
+what is attached came from a snapshot; lengths() tells how far it goes.
 """
 PoolInfo = namedtuple("PoolInfo", "name fingerprint json n_pools")
 PoolInfo.__doc__ = """A pool.
@@ -472,9 +473,10 @@ class Client:
         lengths; sequences whose layers differ are truncated to the shortest one (not with keep_lengths), so that
         every sequence has one length to go on from. Sessions without a name are lost.
 
-        Raises TqkvError with status STALE_EPOCH when the daemon was restarted: its memory and all sessions are gone,
-        and the connection is usable. The status of an ATTACH: at least that session is lost. IO_ERROR, DEADLINE: no
-        connection; may be called again.
+        A daemon that was restarted has the sessions of a snapshot that it restored: those with a name are attached
+        there, too. Raises TqkvError with status STALE_EPOCH when at least one did not come back with it. The status of
+        an ATTACH: at least that session is lost. Either way the connection and the other sessions are usable:
+        Session.lost tells of each. IO_ERROR, DEADLINE: no connection; may be called again.
         """
         deadline = self._deadline(timeout)
         before = self.server.boot_id
@@ -482,35 +484,40 @@ class Client:
         is_same = self._dial(min(deadline, now() + self.connect_timeout), before)
         sessions = list(self._sessions)
         counts = {"n_attached": 0, "n_sequences": 0, "n_truncated": 0}
-        if not is_same or self.server.boot_id != before:
-            error = TqkvError(Status.STALE_EPOCH, f"the daemon at {self._connection.address} was restarted: its memory "
-                              "is gone, and all sessions with it", is_local=False)
-            for session in sessions:
-                session._lost = session._lost or error
-            raise error
+        is_restarted = not is_same or self.server.boot_id != before
         failure = None
         for session in sessions:
             if session._lost:
                 continue
             try:
-                self._attach_again(session, deadline, keep_lengths, counts)
+                self._attach_again(session, deadline, keep_lengths, counts, is_restarted)
             except TqkvError as error:
+                is_over = not self.is_connected or error.status == Status.DEADLINE
+                if is_restarted and error.status in (Status.NOT_FOUND, Status.STALE_HANDLE):
+                    error = TqkvError(Status.STALE_EPOCH, f"the daemon at {self._connection.address} was restarted, and "
+                                      f"session {session.name or '(no name)'} did not come back with it", is_local=False)
                 failure = failure or error
-                if not self.is_connected or error.status == Status.DEADLINE:
+                if is_over:
                     break
                 session._lost = error
         if failure:
             raise failure
         return ReconnectReport(before, self.server.boot_id, len(sessions), **counts)
 
-    def _attach_again(self, session, deadline, keep_lengths, counts):
+    def _attach_again(self, session, deadline, keep_lengths, counts, is_restarted):
         if not session.name:
             raise TqkvError(Status.STALE_HANDLE, "a session without a name cannot be attached again after a lost "
                             "connection")
         told = self._open(wire.ATTACH, "", session.name, deadline, fingerprint=session.fingerprint).op
         self._check_open(told)
+        known = {sequence: list(lengths) for sequence, lengths in session._lengths.items()}
         session._take(told)
         sequences = session._load_lengths(deadline)
+        for sequence, lengths in known.items() if is_restarted else ():
+            # Going on from fewer tokens than the caller knows of would be a wrong cache without a word.
+            if any(now_there < before for now_there, before in zip(session._lengths.get(sequence, [0] * len(lengths)), lengths)):
+                raise TqkvError(Status.STALE_EPOCH, f"session {session.name} came back from a snapshot that has fewer tokens "
+                                f"of sequence {sequence}; attach({session.name!r}) takes it as it is", is_local=False)
         uneven = {} if keep_lengths else {
             told.sequence: told.length_min for told in sequences if told.length_min != told.length_max}
         if uneven:

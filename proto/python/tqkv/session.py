@@ -81,6 +81,11 @@ class Session(SequenceOps):
         self.tokens_max, self.sequences_max = told.tokens_max, told.sequences_max
         self._unsure.update(self._lengths)
 
+    @property
+    def lost(self):
+        """The TqkvError that every call raises since Client.reconnect() or close(), or None: it is usable."""
+        return self._lost
+
     def __repr__(self):
         return f"<tqkv.Session {self.name or hex(self.handle)}: {self.geometry}>"
 
