@@ -77,7 +77,8 @@ struct kv_fast_field {
 enum kv_fast_kind {
 	KV_FAST_CODES,   /* of `bits` bits, looked up in `table` */
 	KV_FAST_BITS,    /* codes of 1 bit: plus table_scale where it is set, else minus */
-	KV_FAST_NUMBERS, /* f32, f16, bf16, or (NONE) E4M3 without its factor of 2^8 where it is no table */
+	KV_FAST_NUMBERS, /* f32, f16, bf16, or (NONE, of V whose sums were short) E4M3 without its factor of
+			    2^8 */
 };
 
 struct kv_fast_part {
@@ -87,6 +88,7 @@ struct kv_fast_part {
 	uint32_t bits;
 	enum kv_dtype number;
 	bool is_value;         /* a code is its own value */
+	bool is_e4m3;          /* a code is E4M3: `table` has what it means, which a set may work out, too */
 	bool is_shifted;       /* in the order in which shifts take codes, or bf16, out of words */
 	bool has_short_sums;   /* of V: products are rounded and summed up in 16 bits */
 	const int16_t *table;  /* [256], entries repeated every 2^bits; value = entry * table_scale */
@@ -148,7 +150,6 @@ struct kv_fast_kernels {
 	const char *name;      /* "avx2", "avx512" */
 	uint32_t words;        /* 16-bit numbers of a register */
 	bool has_split_tables; /* of bits of K */
-	bool has_e4m3_tables;  /* E4M3 is looked up, as codes of 8 bits */
 	/*
 	 * Whether n codes of so many bits are taken in shifted order, and which of them stands in a slot; n
 	 * or more: none.

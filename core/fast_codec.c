@@ -180,6 +180,7 @@ static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, con
 
 	part->sum_max = KV_FAST_SUM_MAX(table_max);
 	if (is_e4m3(codec)) {
+		part->is_e4m3 = true;
 		round_e4m3(segment, table);
 		part->table_scale = KV_FAST_E4M3_UNIT;
 		return;
@@ -213,7 +214,7 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->scale = field_at(side, codec, segment->has_scale, segment->scale_field, first / group);
 	part->zero = field_at(side, codec, segment->has_zero, segment->zero_field, first / group);
 	part->outer = field_at(side, codec, segment->has_outer, segment->outer_field, 0);
-	if (segment->code == KV_CODE_NUMBER || (is_e4m3(codec) && !kernels->has_e4m3_tables)) {
+	if (segment->code == KV_CODE_NUMBER || (is_e4m3(codec) && is_v && kernels->code_of_short_slot)) {
 		part->kind = KV_FAST_NUMBERS;
 		part->number = segment->code == KV_CODE_NUMBER ? segment->number : KV_DTYPE_NONE;
 		part->table_scale = part->number == KV_DTYPE_NONE ? E4M3_FACTOR : 1;

@@ -133,6 +133,28 @@ INLINE void look_up_halved(const uint8_t *halved, __m256i codes, const uint32_t 
 		_mm256_unpackhi_epi8(bytes, base), _mm256_unpackhi_epi8(factor, sixteen));
 }
 
+/*
+ * E4M3 in units of 2^-5, in the order of values_of_bytes(): (8 + three bits) * 2^11, with the code's sign,
+ * times a power of two as a part of 2^15. Below 2^-5 there is nothing but what rounding leaves.
+ */
+INLINE void values_of_e4m3(__m256i codes, __m256i values[2])
+{
+	static const uint8_t low_bytes[16] = { 0, 1, 2, 4, 8, 16, 32, 64, 128 },
+			     high_bytes[16] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64 };
+	const __m256i exponents = _mm256_and_si256(_mm256_srli_epi16(codes, 3), _mm256_set1_epi8(15));
+	const __m256i sizes =
+		_mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(codes, 3), _mm256_set1_epi8(0x38)),
+			_mm256_set1_epi8(0x40));
+	const __m256i numbers = _mm256_sign_epi8(sizes, codes);
+	const __m256i low = _mm256_shuffle_epi8(load_16_bytes(low_bytes), exponents),
+		      high = _mm256_shuffle_epi8(load_16_bytes(high_bytes), exponents);
+
+	values[0] = _mm256_mulhrs_epi16(
+		_mm256_unpacklo_epi8(_mm256_setzero_si256(), numbers), _mm256_unpacklo_epi8(low, high));
+	values[1] = _mm256_mulhrs_epi16(
+		_mm256_unpackhi_epi8(_mm256_setzero_si256(), numbers), _mm256_unpackhi_epi8(low, high));
+}
+
 /* Values of codes in bytes: those of the lower halves of 16 bytes, then those of the upper ones. */
 INLINE void values_of_bytes(
 	const struct lookup *lookup, __m256i codes, const uint32_t bits, __m256i values[2])

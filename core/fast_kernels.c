@@ -219,9 +219,10 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 	(part->is_shifted ? dot_shifted(part, rows, block_first, queries, n_queries, bits, is_value, dots) \
 			  : dot_codes(part, rows, block_first, queries, n_queries, bits, is_value, dots))
 #else
-#define DOT(bits) dot_pairs(part, rows, block_first, queries, n_queries, bits, false, dots)
-#define DOT_EITHER(bits, is_value) \
-	dot_pairs(part, rows, block_first, queries, n_queries, bits, is_value, dots)
+#define DOT(bits) dot_pairs(part, rows, block_first, queries, n_queries, bits, ENTRIES, dots)
+#define DOT_EITHER(bits, is_value)                                                                         \
+	dot_pairs(part, rows, block_first, queries, n_queries, bits, (is_value) ? WHOLE_NUMBERS : ENTRIES, \
+		dots)
 #endif
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
@@ -258,6 +259,10 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 	default:
 		if (part->is_value)
 			DOT_EITHER(8, true);
+#if LANES == 8
+		else if (part->is_e4m3)
+			dot_pairs(part, rows, block_first, queries, n_queries, 8, E4M3, dots);
+#endif
 		else
 			DOT_EITHER(8, false);
 		break;
@@ -398,7 +403,6 @@ const struct kv_fast_kernels OF_SET(kv_fast_kernels) = {
 	.name = TEXT(KV_FAST_SET),
 	.words = WORDS,
 	.has_split_tables = HAS_SPLIT_TABLES,
-	.has_e4m3_tables = LANES == 16,
 	.takes_shifted = takes_shifted_of_set,
 	.code_of_slot = code_of_slot_of_set,
 #if HAS_SHORT_SUMS

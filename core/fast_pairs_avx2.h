@@ -8,9 +8,12 @@
 #ifndef CORE_FAST_PAIRS_AVX2_H
 #define CORE_FAST_PAIRS_AVX2_H
 
+/* Of codes: entries of a table, or themselves. */
+enum meaning { ENTRIES, WHOLE_NUMBERS, E4M3 };
+
 /* Half `half` of 32 channels of a pair of rows: sixteen codes of each, a byte each, in the order of slots. */
-INLINE __m256i codes_of_pair(
-	struct row_pair pair, uint32_t block, const uint32_t half, const uint32_t bits, const bool is_value)
+INLINE __m256i codes_of_pair(struct row_pair pair, uint32_t block, const uint32_t half, const uint32_t bits,
+	const enum meaning meaning)
 {
 	const uint32_t at = (block * 2 + half) * 2 * bits;
 
@@ -25,15 +28,17 @@ INLINE __m256i codes_of_pair(
 				words, _mm256_set_epi64x(4 * half + 2, 4 * half, 4 * half + 2, 4 * half)),
 			_mm256_set1_epi8(3));
 	}
-	return codes_in_bytes(pair.rows[0] + at, pair.rows[1] + at, bits, is_value);
+	return codes_in_bytes(pair.rows[0] + at, pair.rows[1] + at, bits, meaning == WHOLE_NUMBERS);
 }
 
 INLINE void values_of_pair(const struct lookup *lookup, struct row_pair pair, uint32_t block,
-	const uint32_t half, const uint32_t bits, const bool is_value, __m256i values[2])
+	const uint32_t half, const uint32_t bits, const enum meaning meaning, __m256i values[2])
 {
-	const __m256i codes = codes_of_pair(pair, block, half, bits, is_value);
+	const __m256i codes = codes_of_pair(pair, block, half, bits, meaning);
 
-	if (is_value) {
+	if (meaning == E4M3) {
+		values_of_e4m3(codes, values);
+	} else if (meaning == WHOLE_NUMBERS) {
 		values[0] = _mm256_unpacklo_epi8(codes, _mm256_setzero_si256());
 		values[1] = _mm256_unpackhi_epi8(codes, _mm256_setzero_si256());
 	} else {
@@ -68,7 +73,7 @@ INLINE void add_products(
  */
 INLINE void dot_codes_of_pair(const struct lookup *lookup, const __m256i *factors, struct row_pair pair,
 	struct row_pair next, uint32_t n_blocks, const uint32_t n_queries, const uint32_t bits,
-	const bool is_value, __m256i ahead[2], __m256i *sums)
+	const enum meaning meaning, __m256i ahead[2], __m256i *sums)
 {
 	for (uint32_t block = 0; block < n_blocks; block++) {
 		const bool is_last = block + 1 == n_blocks;
@@ -81,7 +86,7 @@ INLINE void dot_codes_of_pair(const struct lookup *lookup, const __m256i *factor
 				half == 0         ? block
 					: is_last ? 0
 						  : block + 1,
-				1 - half, bits, is_value, ahead);
+				1 - half, bits, meaning, ahead);
 			add_products(now, factors + half * 2 * n_queries, n_queries, sums);
 		}
 		factors += 4 * n_queries;
@@ -89,7 +94,7 @@ INLINE void dot_codes_of_pair(const struct lookup *lookup, const __m256i *factor
 }
 
 /* Sixteen registers do not hold sums beside what looking up these takes: their values go to memory. */
-#define IS_APART(bits, is_value) ((bits) > 6 && !(is_value))
+#define IS_APART(bits, meaning) ((bits) > 6 && (meaning) == ENTRIES)
 
 INLINE void dot_values_of_pair(const struct lookup *lookup, const __m256i *factors, struct row_pair pair,
 	uint32_t n_blocks, const uint32_t n_queries, const uint32_t bits, __m256i *sums)
@@ -99,7 +104,7 @@ INLINE void dot_values_of_pair(const struct lookup *lookup, const __m256i *facto
 	for (uint32_t block = 0; block < n_blocks; block++) {
 		UNROLL
 		for (uint32_t half = 0; half < 2; half++)
-			values_of_pair(lookup, pair, block, half, bits, false, values[block * 2 + half]);
+			values_of_pair(lookup, pair, block, half, bits, ENTRIES, values[block * 2 + half]);
 	}
 	for (uint32_t i = 0; i < n_blocks * 2; i++)
 		add_products(values[i], factors + (size_t)i * 2 * n_queries, n_queries, sums);
@@ -108,7 +113,7 @@ INLINE void dot_values_of_pair(const struct lookup *lookup, const __m256i *facto
 /* Four registers of sums, of so many queries and pairs of rows, are finished together. */
 INLINE void dot_pairs(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
 	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
-	const bool is_value, float *dots)
+	const enum meaning meaning, float *dots)
 {
 	const struct lookup lookup = load_lookup(part, bits);
 	const uint32_t n_blocks = part->n_slots / 32, n_pairs = 4 / n_queries;
@@ -125,7 +130,7 @@ INLINE void dot_pairs(const struct kv_fast_part *part, const struct kv_fast_rows
 			factors[v * n_queries + q] =
 				repeat_words(queries[q].codes + part->slot + (size_t)v * KV_FAST_ROW_WORDS);
 	}
-	values_of_pair(&lookup, pair, 0, 0, bits, is_value, values);
+	values_of_pair(&lookup, pair, 0, 0, bits, meaning, values);
 	for (uint32_t first = block_first; first < end_of_block(rows, block_first); first += 8) {
 		__m256i quads[KV_FAST_QUERIES_MAX];
 
@@ -137,12 +142,12 @@ INLINE void dot_pairs(const struct kv_fast_part *part, const struct kv_fast_rows
 				const struct row_pair after = pair_at(part, from, next++ % (TOKENS / 2));
 
 				ask(&asking);
-				if (IS_APART(bits, is_value))
+				if (IS_APART(bits, meaning))
 					dot_values_of_pair(&lookup, factors, pair, n_blocks, n_queries, bits,
 						sums + (size_t)p * n_queries);
 				else
 					dot_codes_of_pair(&lookup, factors, pair, after, n_blocks, n_queries,
-						bits, is_value, values, sums + (size_t)p * n_queries);
+						bits, meaning, values, sums + (size_t)p * n_queries);
 				pair = after;
 			}
 			quads[s] = add_lanes_of_rows(sums);

@@ -59,7 +59,7 @@ static double bound_of(const struct kv_fast_kernels *kernels, const char *k, con
 
 	for (int i = 0; i < 2; i++) {
 		/* As K, E4M3 in a table costs a query a part that grows with the spread of logits. */
-		const bool is_e4m3 = kernels->has_e4m3_tables && strcmp(names[i], "fp8") == 0;
+		const bool is_e4m3 = strcmp(names[i], "fp8") == 0;
 		const bool is_table = strncmp(names[i], "t", 1) == 0 || (is_e4m3 && i == 0),
 			   is_whole = strncmp(names[i], "v", 1) == 0 || is_e4m3;
 

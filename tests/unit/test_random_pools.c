@@ -40,7 +40,7 @@ static double bound_of(uint32_t bench_idx, const struct kv_layer_spec *layer)
 	/* core/DESIGN.md, Fast decodes: numbers, whole numbers, tables. */
 	for (int i = 0; i < 2; i++) {
 		const struct kv_fast_kernels *kernels = kv_fast_kernels_at(bench_idx - 1);
-		const bool is_e4m3 = kernels->has_e4m3_tables && strcmp(names[i], "fp8") == 0;
+		const bool is_e4m3 = strcmp(names[i], "fp8") == 0;
 		const bool is_whole = names[i][0] == 'v' || is_e4m3;
 		const bool is_short = i == 1 && names[i][0] == 'v' && kernels->code_of_short_slot;
 
