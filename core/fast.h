@@ -57,15 +57,15 @@
 /*
  * Tables of more than 16 entries for sets that look up bytes in 16. Of 5 and 6 bits: the low bytes of all
  * entries, then the high ones. Of 7 and 8: the upper half, of which the lower one is the mirror image, in 16
- * steps: entry i is base[step] * 16 + byte[i] * factor[step]. Bytes first.
+ * steps: entry i is base[step] * KV_FAST_HALVED_OF_K (V) + byte[i] * factor[step]. Bytes first.
  */
 #define KV_FAST_SPLIT_BITS_MAX 6u
 #define KV_FAST_HALVED_BASES   128u
 #define KV_FAST_HALVED_FACTORS 144u
 #define KV_FAST_PIECES_BYTES   160u
-/* Of V, values are shifted up; its greatest entry may be off by half a factor, which is 15 at most. */
-#define KV_FAST_HALVED_SHIFT     3
-#define KV_FAST_HALVED_TABLE_MAX (32767 / (1 << KV_FAST_HALVED_SHIFT) - 8)
+/* What bases count: bytes of them reach the greatest entry. */
+#define KV_FAST_HALVED_OF_K 16
+#define KV_FAST_HALVED_OF_V 127
 
 enum kv_fast_field_kind { KV_FAST_FIELD_NONE = 0, KV_FAST_FIELD_F32, KV_FAST_FIELD_F16 };
 struct kv_fast_field {

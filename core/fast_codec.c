@@ -112,17 +112,21 @@ static void split_table(const int16_t *table, uint32_t bits, uint8_t pieces[KV_F
 }
 
 /* The lower half of a codebook of 7 or 8 bits, whose values ascend, in steps. */
-static void halve_table(const struct kv_segment *segment, float unit, uint8_t halved[KV_FAST_PIECES_BYTES])
+static void halve_table(
+	const struct kv_segment *segment, float unit, bool is_v, uint8_t halved[KV_FAST_PIECES_BYTES])
 {
+	const float multiple = is_v ? KV_FAST_HALVED_OF_V : KV_FAST_HALVED_OF_K;
 	const uint32_t n_of_step = (1u << (segment->bits - 1)) / 16;
 
 	for (uint32_t step = 0; step < 16; step++) {
 		const float *values = segment->table + (size_t)step * n_of_step;
-		const float base = floorf(-values[n_of_step - 1] / unit / 16) * 16;
+		const float base = fminf(255, floorf(-values[n_of_step - 1] / unit / multiple)) * multiple;
+		/* Some 40 at most. What a greatest entry is rounded to beyond 16 bits is cut off where it is
+		 * looked up. */
 		const float factor = fmaxf(1, ceilf((-values[0] / unit - base) / 255));
 
-		/* factor * 255 + base fits into 16 bits, as table_max is 4095 at most. */
-		halved[KV_FAST_HALVED_BASES + step] = (uint8_t)(base / 16);
+		KV_ASSERT(factor <= 127);
+		halved[KV_FAST_HALVED_BASES + step] = (uint8_t)(base / multiple);
 		halved[KV_FAST_HALVED_FACTORS + step] = (uint8_t)(int8_t)-factor;
 		for (uint32_t i = 0; i < n_of_step; i++)
 			halved[step * n_of_step + i] = (uint8_t)lrintf((-values[i] / unit - base) / factor);
@@ -171,11 +175,9 @@ static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, con
 	const struct kv_segment *segment = &codec->segments[segment_idx];
 	int16_t *table = side->tables[segment_idx];
 	uint8_t *pieces = side->pieces[segment_idx];
-	const bool has_halved = part->bits > KV_FAST_SPLIT_BITS_MAX;
 	const int32_t table_max = is_e4m3(codec) ? KV_FAST_E4M3_TABLE_MAX
 		: !is_v                          ? KV_FAST_K_TABLE_MAX
 		: !part->has_short_sums          ? KV_FAST_V_TABLE_MAX
-		: has_halved                     ? KV_FAST_HALVED_TABLE_MAX
 						 : KV_FAST_SHORT_TABLE_MAX;
 
 	part->sum_max = KV_FAST_SUM_MAX(table_max);
@@ -189,16 +191,14 @@ static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, con
 	part->is_value = !segment->codebook && segment->table[0] == 0; /* affine codes */
 	if (part->bits > 4 && segment->codebook) {
 		part->pieces = pieces;
-		if (has_halved)
-			halve_table(segment, part->table_scale, pieces);
+		if (part->bits > KV_FAST_SPLIT_BITS_MAX)
+			halve_table(segment, part->table_scale, is_v, pieces);
 		else
 			split_table(table, part->bits, pieces);
 	}
 	if (part->has_short_sums) {
 		if (part->is_value)
 			part->table_scale = center_table(part->bits, table, &part->center);
-		else if (has_halved)
-			part->table_scale /= 1u << KV_FAST_HALVED_SHIFT;
 		part->table_scale *= 1u << 15; /* products are rounded to multiples of it */
 	}
 }

@@ -108,10 +108,11 @@ INLINE __m256i look_up_bytes(const uint8_t *table, __m256i codes, const uint32_t
 
 /*
  * Entries of a table of 7 or 8 bits whose upper half mirrors the lower one: those of the lower eight bytes of
- * both halves, then those of the upper ones. An entry is a multiple of 16 plus a byte times a factor;
- * multiplying takes no more than putting two bytes together does.
+ * both halves, then those of the upper ones. An entry is a multiple plus a byte times a factor; multiplying
+ * takes no more than putting two bytes together does.
  */
-INLINE void look_up_halved(const uint8_t *halved, __m256i codes, const uint32_t bits, __m256i out[2])
+INLINE void look_up_halved(
+	const uint8_t *halved, __m256i codes, const uint32_t bits, const int multiple, __m256i out[2])
 {
 	const __m256i top = bits == 8 ? codes : _mm256_slli_epi16(codes, (int)(8 - bits));
 	const __m256i is_upper = _mm256_cmpgt_epi8(_mm256_setzero_si256(), top);
@@ -125,12 +126,10 @@ INLINE void look_up_halved(const uint8_t *halved, __m256i codes, const uint32_t 
 	const __m256i base = _mm256_shuffle_epi8(load_16_bytes(halved + KV_FAST_HALVED_BASES), step);
 	const __m256i factor = _mm256_sign_epi8(
 		_mm256_shuffle_epi8(load_16_bytes(halved + KV_FAST_HALVED_FACTORS), step), sign);
-	const __m256i sixteen = _mm256_sign_epi8(_mm256_set1_epi8(-16), sign);
+	const __m256i times = _mm256_sign_epi8(_mm256_set1_epi8((char)-multiple), sign);
 
-	out[0] = _mm256_maddubs_epi16(
-		_mm256_unpacklo_epi8(bytes, base), _mm256_unpacklo_epi8(factor, sixteen));
-	out[1] = _mm256_maddubs_epi16(
-		_mm256_unpackhi_epi8(bytes, base), _mm256_unpackhi_epi8(factor, sixteen));
+	out[0] = _mm256_maddubs_epi16(_mm256_unpacklo_epi8(bytes, base), _mm256_unpacklo_epi8(factor, times));
+	out[1] = _mm256_maddubs_epi16(_mm256_unpackhi_epi8(bytes, base), _mm256_unpackhi_epi8(factor, times));
 }
 
 /*
@@ -157,12 +156,13 @@ INLINE void values_of_e4m3(__m256i codes, __m256i values[2])
 
 /* Values of codes in bytes: those of the lower halves of 16 bytes, then those of the upper ones. */
 INLINE void values_of_bytes(
-	const struct lookup *lookup, __m256i codes, const uint32_t bits, __m256i values[2])
+	const struct lookup *lookup, __m256i codes, const uint32_t bits, const bool is_v, __m256i values[2])
 {
 	__m256i low, high;
 
 	if (bits > 6) {
-		look_up_halved(lookup->pieces, codes, bits, values);
+		look_up_halved(lookup->pieces, codes, bits, is_v ? KV_FAST_HALVED_OF_V : KV_FAST_HALVED_OF_K,
+			values);
 		return;
 	}
 	if (bits > 4) {

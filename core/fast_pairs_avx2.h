@@ -42,7 +42,7 @@ INLINE void values_of_pair(const struct lookup *lookup, struct row_pair pair, ui
 		values[0] = _mm256_unpacklo_epi8(codes, _mm256_setzero_si256());
 		values[1] = _mm256_unpackhi_epi8(codes, _mm256_setzero_si256());
 	} else {
-		values_of_bytes(lookup, codes, bits, values);
+		values_of_bytes(lookup, codes, bits, false, values);
 	}
 }
 

@@ -264,11 +264,7 @@ INLINE void values_of_row(const struct lookup *lookup, const uint8_t *at, const 
 		values[1] = _mm256_unpackhi_epi8(codes, high);
 		return;
 	}
-	values_of_bytes(lookup, codes, bits, values);
-	if (bits > KV_FAST_SPLIT_BITS_MAX) {
-		values[0] = _mm256_slli_epi16(values[0], KV_FAST_HALVED_SHIFT);
-		values[1] = _mm256_slli_epi16(values[1], KV_FAST_HALVED_SHIFT);
-	}
+	values_of_bytes(lookup, codes, bits, true, values);
 }
 
 /* Sixteen registers do not hold sums beside what looking up these takes: their values go to memory. */
