@@ -314,6 +314,10 @@ static void sum_bits_of_block(const struct kv_fast_part *part, const struct kv_f
 
 		indices_of_tokens(rows->rows + block_first, part, first, n / 32, indices);
 		for (uint32_t q = 0; q < n_queries; q++) {
+			const f32_lanes twice = repeat_f32(2 * weights[q].weights.unit),
+					all = repeat_f32(weights[q].weights.all);
+			float *to = sums[q] + part->slot + first;
+
 			for (uint32_t r = 0; r < n / 32; r++) {
 				i_vector found[N_SUMS] = { 0 };
 
@@ -323,12 +327,10 @@ static void sum_bits_of_block(const struct kv_fast_part *part, const struct kv_f
 					add_looked_up(found, weights[q].tables + (size_t)g * 16,
 						index_of_group(indices[r], g / 4, g % 4));
 				UNROLL
-				for (uint32_t i = 0; i < 32 / LANES; i++) {
-					float *to = sums[q] + part->slot + first + (size_t)r * 32 +
-						(size_t)i * LANES;
-
-					add_signed(to, f32_of_sums(found, i), &weights[q].weights);
-				}
+				for (uint32_t i = 0; i < 32 / LANES; i++, to += LANES)
+					store_f32((f32_lanes)fma_f32((f_vector)f32_of_sums(found, i),
+							  (f_vector)twice, (f_vector)(load_f32(to) - all)),
+						to);
 			}
 		}
 	}
