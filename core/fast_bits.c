@@ -253,12 +253,6 @@ INLINE void shorten(const float *values, struct short_weights *weights)
 	weights->all = sum_of_lanes(total) * weights->unit;
 }
 
-/* Plus where a bit is set, else minus: twice the former, less all. */
-INLINE void add_signed(float *to, f32_lanes found, const struct short_weights *weights)
-{
-	store_f32(load_f32(to) + (found * repeat_f32(2 * weights->unit) - repeat_f32(weights->all)), to);
-}
-
 /* Sums of the weights of every four tokens, for every set of these. */
 struct sums_of_weights {
 	struct short_weights weights;
@@ -314,6 +308,7 @@ static void sum_bits_of_block(const struct kv_fast_part *part, const struct kv_f
 
 		indices_of_tokens(rows->rows + block_first, part, first, n / 32, indices);
 		for (uint32_t q = 0; q < n_queries; q++) {
+			/* Plus where a bit is set, else minus: twice the former, less all. */
 			const f32_lanes twice = repeat_f32(2 * weights[q].weights.unit),
 					all = repeat_f32(weights[q].weights.all);
 			float *to = sums[q] + part->slot + first;
