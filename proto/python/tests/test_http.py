@@ -119,7 +119,7 @@ class Calls(unittest.TestCase):
         self.assertEqual(json.loads(self.server.seen[0][3]), {"name": "one", "session": "00ab000000000001"})
         self.answer({"n_begun": 4, "state": "running"}, 202)
         self.answer({"n_begun": 4, "state": "done", "status": "CORRUPT", "detail": "block 7"})
-        with self.assertRaisesRegex(tqkv.TqkvError, "CORRUPT: POST /v1/restore: block 7"):
+        with self.assertRaisesRegex(tqkv.TqkvError, "^CORRUPT: POST /v1/restore: block 7$"):
             self.control.restore("one")
         self.answer({"n_begun": 5, "state": "running"}, 202)
         self.answer({"n_begun": 6, "state": "running"})

@@ -238,7 +238,7 @@ class Control:
                 break
             time.sleep(LOOK_S)
         if state["status"] != "OK":
-            raise _problem("POST", path, 200, {"code": state["status"], "detail": state.get("detail")})
+            raise _problem("POST", path, None, {"code": state["status"], "detail": state.get("detail")})
         return state
 
     def reload(self):
@@ -280,10 +280,11 @@ def _trust(ca_file, certificate_file, key_file):
 
 
 def _problem(method, path, http_status, answer):
-    """RFC 9457: the code is the name of a status where one is the cause."""
+    """RFC 9457: the code is the name of a status where one is the cause. http_status None: told by a good answer."""
     problem = answer if isinstance(answer, dict) else {}
     number = next((row.number for row in BY_NUMBER.values() if row.name == problem.get("code")), Status.INTERNAL)
-    detail = f"{method} {path}: {problem.get('detail') or answer or 'refused'} (HTTP {http_status})"
+    detail = f"{method} {path}: {problem.get('detail') or answer or 'refused'}"
+    detail += f" (HTTP {http_status})" if http_status else ""
     error = TqkvError(number, detail, scope="request", is_local=False)
     if problem.get("code"):
         error.status_name = problem["code"]
