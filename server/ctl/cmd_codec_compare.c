@@ -9,6 +9,7 @@
 #include "core/preset.h"
 #include "server/ctl/codec.h"
 #include "server/ctl/compare.h"
+#include "server/ctl/compare_input.h"
 #include "server/ctl/progress.h"
 #include "server/ctl/table.h"
 
@@ -25,6 +26,8 @@ enum {
 	ARG_ROWS,
 	ARG_SIDE,
 	ARG_CENTER,
+	ARG_LAYER,
+	ARG_HEAD,
 	N_ARGS,
 };
 
@@ -45,10 +48,20 @@ static const struct srv_arg args[N_ARGS] = {
 		.kind = SRV_ARG_TEXT,
 		.placeholder = "SIDE",
 		.text = "k",
-		.help = "k or v: which format of a preset is meant" },
+		.help = "k or v: which rows of a capture, and which format of a preset" },
 	[ARG_CENTER] = { .name = "center",
 		.kind = SRV_ARG_FLAG,
 		.help = "subtract the rows' mean before coding, as k_center does" },
+	[ARG_LAYER] = { .name = "layer",
+		.kind = SRV_ARG_NUMBER,
+		.placeholder = "L",
+		.max = UINT32_MAX,
+		.help = "of a capture: the model's layer number" },
+	[ARG_HEAD] = { .name = "head",
+		.kind = SRV_ARG_NUMBER,
+		.placeholder = "H",
+		.max = UINT32_MAX,
+		.help = "of a capture: the KV head" },
 };
 
 /* One line of the result. */
@@ -62,7 +75,7 @@ struct job {
 	const struct srv_ctl *ctl;
 	struct srv_compare compare;
 	float mean[KV_HEAD_DIM_MAX]; /* zeros without --center */
-	bool has_queries;
+	struct srv_compare_input input;
 	uint32_t n_names;
 	char names[NAMES_MAX][NAME_BYTES_MAX];
 	uint32_t n_lines;
@@ -91,70 +104,49 @@ static enum kv_status split_names(struct job *job, struct kv_error *err)
 	}
 }
 
-/* Rows of numbers, the first n_rows_max of the file; NaN and infinities are refused. */
-static enum kv_status load(const char *path, uint32_t head_dim, uint32_t n_rows_max, float **out,
-	uint32_t *n_rows, struct kv_error *err)
+static enum kv_status load_inputs(struct job *job, struct kv_error *err)
 {
-	struct srv_row_reader reader;
-	uint32_t n = 0, n_got = 1;
-	enum kv_status status = srv_row_reader_open(&reader, path, head_dim * (uint32_t)sizeof(float), err);
-	float *rows;
+	const struct srv_arg_value *values = job->ctl->values;
+	const char *side = values[ARG_SIDE].text;
+	struct srv_compare_ask ask = {
+		.path = job->ctl->operands[0],
+		.queries_path = values[ARG_QUERIES].text,
+		.is_v = side[0] == 'v',
+		.has_layer = values[ARG_LAYER].is_given,
+		.has_head = values[ARG_HEAD].is_given,
+		.layer = values[ARG_LAYER].number,
+		.head = values[ARG_HEAD].number,
+		.n_rows_max = (uint32_t)values[ARG_ROWS].number,
+		.n_queries_max = SRV_COMPARE_QUERIES_MAX,
+	};
+	struct srv_compare_input *input = &job->input;
+	uint64_t state = QUERIES_STATE;
+	enum kv_status status = KV_OK;
 
+	if (strcmp(side, "k") != 0 && strcmp(side, "v") != 0)
+		return kv_fail(err, SRV_CTL_USAGE, "--side: '%.40s' is not k or v", side);
+	if (values[SRV_CODEC_HEAD_DIM].is_given)
+		status = srv_codec_head_dim(&values[SRV_CODEC_HEAD_DIM], &ask.head_dim, err);
+	if (status == KV_OK)
+		status = srv_compare_input_load(&ask, input, err);
+	if (status == KV_OK && input->n_rows < 2)
+		status = kv_fail(err, KV_CORRUPT, "%s: one row, a comparison needs two", ask.path);
+	if (status == KV_OK)
+		status = srv_compare_init(&job->compare, input->head_dim, input->n_rows,
+			input->queries ? input->n_queries : QUERIES_DEFAULT, err);
 	if (status != KV_OK)
 		return status;
-	rows = kv_alloc((size_t)n_rows_max * head_dim, sizeof(*rows));
-	if (!rows)
-		status = kv_fail(err, KV_NO_MEMORY, "%s: no memory for %u rows", path, n_rows_max);
-	while (status == KV_OK && n < n_rows_max && n_got > 0) {
-		status = srv_row_reader_next(
-			&reader, (uint8_t *)(rows + (size_t)n * head_dim), n_rows_max - n, &n_got, err);
-		n += status == KV_OK ? n_got : 0;
-	}
-	for (size_t i = 0; status == KV_OK && i < (size_t)n * head_dim; i++)
-		if (!kv_f32_is_finite(rows[i]))
-			status = kv_fail(err, KV_BAD_VALUE, "%s: row %zu: channel %zu (offset %zu) is %g",
-				path, i / head_dim, i % head_dim, 4 * i, (double)rows[i]);
-	if (status == KV_OK && n == 0)
-		status = kv_fail(err, KV_CORRUPT, "%s: the file has no rows", path);
-	srv_row_reader_close(&reader);
-	if (status != KV_OK) {
-		kv_free(rows);
-		return status;
-	}
-	*out = rows;
-	*n_rows = n;
+
+	struct srv_compare *compare = &job->compare;
+
+	memcpy(compare->rows, input->rows, (size_t)compare->n_rows * compare->head_dim * sizeof(float));
+	if (input->queries)
+		memcpy(compare->queries, input->queries,
+			(size_t)compare->n_queries * compare->head_dim * sizeof(float));
+	else
+		srv_compare_random(&state, compare->n_queries * compare->head_dim, compare->queries);
+	srv_compare_prepare(compare, input->queries != NULL);
 	return KV_OK;
-}
-
-static enum kv_status load_inputs(struct job *job, uint32_t head_dim, struct kv_error *err)
-{
-	const struct srv_ctl *ctl = job->ctl;
-	const char *path = ctl->values[ARG_QUERIES].text;
-	float *rows = NULL, *queries = NULL;
-	uint32_t n_rows = 0, n_queries = QUERIES_DEFAULT;
-	uint64_t state = QUERIES_STATE;
-	enum kv_status status =
-		load(ctl->operands[0], head_dim, (uint32_t)ctl->values[ARG_ROWS].number, &rows, &n_rows, err);
-
-	if (status == KV_OK && n_rows < 2)
-		status = kv_fail(err, KV_CORRUPT, "%s: one row, a comparison needs two", ctl->operands[0]);
-	if (status == KV_OK && path)
-		status = load(path, head_dim, SRV_COMPARE_QUERIES_MAX, &queries, &n_queries, err);
-	if (status == KV_OK)
-		status = srv_compare_init(&job->compare, head_dim, n_rows, n_queries, err);
-	if (status == KV_OK) {
-		memcpy(job->compare.rows, rows, (size_t)n_rows * head_dim * sizeof(*rows));
-		job->has_queries = path != NULL;
-		if (path)
-			memcpy(job->compare.queries, queries,
-				(size_t)n_queries * head_dim * sizeof(*queries));
-		else
-			srv_compare_random(&state, n_queries * head_dim, job->compare.queries);
-		srv_compare_prepare(&job->compare, job->has_queries);
-	}
-	kv_free(rows);
-	kv_free(queries);
-	return status;
 }
 
 static void measure_mean(struct job *job)
@@ -175,8 +167,6 @@ static enum kv_status choose_format(
 	const struct kv_format *known;
 	const char *side = job->ctl->values[ARG_SIDE].text;
 
-	if (strcmp(side, "k") != 0 && strcmp(side, "v") != 0)
-		return kv_fail(err, SRV_CTL_USAGE, "--side: '%.40s' is not k or v", side);
 	if (kv_preset_parse(name, &preset, NULL) == KV_OK) {
 		*format = side[0] == 'k' ? preset->k : preset->v;
 		return KV_OK;
@@ -266,14 +256,26 @@ static const char *verdict_of(const struct line *line)
 	return line->row_bytes == 0 ? "control" : line->result.passes ? "passes" : "collapses";
 }
 
+static const char *queries_word(const struct job *job)
+{
+	return !job->input.queries                                                 ? "random"
+		: job->ctl->values[ARG_QUERIES].is_given || !job->input.is_capture ? "given"
+										   : "captured";
+}
+
 static void print_lines(const struct job *job)
 {
 	static const char *const titles[] = { "<format", "bytes", "error", "cosine", "slope", "error*",
 		"slope*", "weights", "<verdict" };
 	struct srv_table table;
 
+	if (job->input.is_capture)
+		printf("%s of layer %llu, KV head %llu: ",
+			job->ctl->values[ARG_SIDE].text[0] == 'v' ? "values" : "keys",
+			(unsigned long long)job->ctl->values[ARG_LAYER].number,
+			(unsigned long long)job->ctl->values[ARG_HEAD].number);
 	printf("%u rows, %u %s queries, sigma of the logits %.3g%s\n\n", job->compare.n_rows,
-		job->compare.n_queries, job->has_queries ? "given" : "random", job->compare.sigma,
+		job->compare.n_queries, queries_word(job), job->compare.sigma,
 		job->ctl->values[ARG_CENTER].is_given ? ", coded without their mean" : "");
 	srv_table_init(&table, titles, KV_LENGTH(titles));
 	for (uint32_t i = 0; i < job->n_lines; i++) {
@@ -319,9 +321,15 @@ static void print_json(const struct job *job)
 
 	json_t *json = json_pack("{s:I, s:I, s:I, s:b, s:b, s:f, s:o}", "rows",
 		(json_int_t)job->compare.n_rows, "queries", (json_int_t)job->compare.n_queries, "head_dim",
-		(json_int_t)job->compare.head_dim, "has_queries", job->has_queries, "is_centered",
+		(json_int_t)job->compare.head_dim, "has_queries", job->input.queries != NULL, "is_centered",
 		job->ctl->values[ARG_CENTER].is_given, "sigma", job->compare.sigma, "results", list);
 
+	if (json && job->input.is_capture) {
+		json_object_set_new(
+			json, "layer", json_integer((json_int_t)job->ctl->values[ARG_LAYER].number));
+		json_object_set_new(
+			json, "head", json_integer((json_int_t)job->ctl->values[ARG_HEAD].number));
+	}
 	srv_ctl_print_json(json);
 	json_decref(json);
 }
@@ -348,7 +356,6 @@ static enum kv_status compare_all(struct job *job, struct kv_error *err)
 static enum kv_status run_compare(struct srv_ctl *ctl, struct kv_error *err)
 {
 	struct job *job = kv_alloc(1, sizeof(*job));
-	uint32_t head_dim = 0;
 	enum kv_status status;
 
 	if (!job)
@@ -357,9 +364,12 @@ static enum kv_status run_compare(struct srv_ctl *ctl, struct kv_error *err)
 	srv_interrupt_catch();
 	status = split_names(job, err);
 	if (status == KV_OK)
-		status = srv_codec_head_dim(&ctl->values[SRV_CODEC_HEAD_DIM], &head_dim, err);
-	if (status == KV_OK)
-		status = load_inputs(job, head_dim, err);
+		status = load_inputs(job, err);
+	/* A capture says it itself. */
+	if (status == KV_OK) {
+		ctl->values[SRV_CODEC_HEAD_DIM].number = job->input.head_dim;
+		ctl->values[SRV_CODEC_HEAD_DIM].is_given = true;
+	}
 	if (status == KV_OK && ctl->values[ARG_CENTER].is_given)
 		measure_mean(job);
 	if (status == KV_OK)
@@ -369,22 +379,26 @@ static enum kv_status run_compare(struct srv_ctl *ctl, struct kv_error *err)
 	else if (status == KV_OK)
 		print_lines(job);
 	srv_compare_finish(&job->compare);
+	srv_compare_input_finish(&job->input);
 	kv_free(job);
 	return status;
 }
 
 const struct srv_command srv_cmd_codec_compare = {
 	.name = "codec compare",
-	.operands = "ROWS.f32",
+	.operands = "FILE",
 	.n_operands_min = 1,
 	.n_operands_max = 1,
 	.summary = "error, cosine, slope and softmax weights of formats on given rows, with controls",
-	.details =
-		"--format takes several names with commas between them, presets too (k8v4 is its K format). "
-		"Options that a\n"
-		"format does not have are left out for it. Random queries are scaled so that their logits "
-		"spread by 2; given\n"
-		"ones are scaled by 1/sqrt(D).",
+	.details = "FILE is a capture (safetensors; --layer, --side and --head choose, queries are those "
+		   "that read "
+		   "the keys of\n"
+		   "that head) or bare little-endian float32 rows of --head-dim numbers. --format takes "
+		   "several names with commas between them, presets too (k8v4 is its K format). "
+		   "Options that a\n"
+		   "format does not have are left out for it. Random queries are scaled so that their logits "
+		   "spread by 2; given\n"
+		   "ones are scaled by 1/sqrt(D).",
 	.args = args,
 	.n_args = N_ARGS,
 	.run = run_compare,

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/memory.h"
+#include "server/ctl/safetensors.h"
 
 static enum kv_status fail_io(const char *path, int error, struct kv_error *err)
 {
@@ -24,6 +25,33 @@ static enum kv_status fail_partial_row(
 		(unsigned long long)(n_rows * reader->row_bytes), reader->row_bytes);
 }
 
+/* True only for regular files: nothing that is read here could be put back into a pipe. */
+static bool begins_as_safetensors(FILE *file, uint64_t file_bytes)
+{
+	uint8_t head[9];
+	uint64_t header_bytes = 0;
+	const bool is_read = fread(head, 1, sizeof(head), file) == sizeof(head);
+
+	rewind(file);
+	if (!is_read)
+		return false;
+	for (uint32_t i = 8; i-- > 0;)
+		header_bytes = header_bytes << 8 | head[i];
+	return head[8] == '{' && header_bytes >= 2 && header_bytes <= SRV_SAFETENSORS_HEADER_BYTES_MAX &&
+		header_bytes <= file_bytes - 8;
+}
+
+bool srv_row_file_is_safetensors(const char *path)
+{
+	struct stat info;
+	FILE *file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "rb") : NULL;
+	const bool is = file && begins_as_safetensors(file, (uint64_t)info.st_size);
+
+	if (file)
+		fclose(file);
+	return is;
+}
+
 enum kv_status srv_row_reader_open(
 	struct srv_row_reader *reader, const char *path, uint32_t row_bytes, struct kv_error *err)
 {
@@ -36,6 +64,13 @@ enum kv_status srv_row_reader_open(
 	if (fstat(fileno(reader->file), &info) == 0 && S_ISREG(info.st_mode)) {
 		const uint64_t n_bytes = (uint64_t)info.st_size;
 
+		if (begins_as_safetensors(reader->file, n_bytes)) {
+			srv_row_reader_close(reader);
+			return kv_fail(err, KV_CORRUPT,
+				"%s: this is a safetensors file, not bare rows; 'tqkvctl codec compare', "
+				"'calibrate' and 'replay' take captures",
+				path);
+		}
 		reader->is_sized = true;
 		reader->n_rows = n_bytes / row_bytes;
 		if (n_bytes % row_bytes != 0) {

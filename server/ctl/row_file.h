@@ -24,7 +24,13 @@ struct srv_row_reader {
 	uint64_t n_read;
 };
 
-/* A regular file that ends within a row is refused here, others when their end is read. */
+/*
+ * Does the file begin as safetensors do: with the length of a header that it has room for, and a brace? Bare
+ * rows that look like it would begin with a number below 10^-37, a zero, and a third one of one kind.
+ */
+bool srv_row_file_is_safetensors(const char *path);
+/* A regular file that ends within a row, or is safetensors, is refused here, others when their end is read.
+ */
 KV_MUST_CHECK enum kv_status srv_row_reader_open(
 	struct srv_row_reader *reader, const char *path, uint32_t row_bytes, struct kv_error *err);
 /* The next rows, at most n_rows_max; *n_rows is 0 at the end. */

@@ -108,13 +108,14 @@ function drawHealth(state, text) {
 }
 
 function drawTiles(occupancy, rates) {
-  const { blocks, memory } = occupancy.totals;
+  const { totals } = occupancy, { blocks, memory } = totals;
   const used = blocks.total - blocks.free - blocks.reserved;
   const tiles = [
     ["Blocks used", percent(used, blocks.total), `${count(used)} of ${count(blocks.total)}`],
     ["Tokens held", count(memory.n_tokens), `${several(occupancy.totals.n_sequences, "sequence")}, ${several(occupancy.totals.n_sessions, "session")}`],
-    ["Stored", bytes(memory.stored_bytes), `bf16 would take ${bytes(memory.dense_equivalent_bytes)}`],
-    ["Compression", memory.compression > 0 ? memory.compression.toFixed(2) + "×" : "–", "against bf16"],
+    ["In blocks", bytes(totals.used_bytes), `shared rows once; as bf16 ${bytes(memory.dense_equivalent_bytes)}`],
+    ["Compression", totals.effective_compression > 0 ? totals.effective_compression.toFixed(2) + "×" : "–",
+      memory.compression > 0 ? `bf16 over blocks; of rows alone ${memory.compression.toFixed(2)}×` : "bf16 over blocks"],
     ["Requests", rates ? count(rates.requests) + "/s" : "–", rates ? `p50 ${seconds(rates.p50)}, p99 ${seconds(rates.p99)}` : ""],
     ["Rejected", rates ? count(rates.rejected) + "/s" : "–", rates ? `${count(rates.rejectedTotal)} since start` : ""],
   ];
@@ -163,10 +164,13 @@ function drawPools(occupancy, pools) {
   const byName = new Map(pools.pools.map((pool) => [pool.name, pool]));
   const nodes = occupancy.pools.map((pool) => {
     const made = byName.get(pool.name);
-    const shape = made ? `${made.layers} layers, ${made.kv_heads} KV heads × ${made.k_head_dim}` +
+    const shape = made ? `${several(made.layers, "layer")}, ${several(made.kv_heads, "KV head")} × ${made.k_head_dim}` +
       (made.v_head_dim === made.k_head_dim ? "" : `/${made.v_head_dim}`) + `, K ${made.k}, V ${made.v}, ` : "";
     const node = el("div", { class: "pool" }, el("h3", {}, pool.name),
-      el("p", { class: "facts" }, `${shape}${count(pool.memory.n_tokens)} tokens in ${bytes(pool.memory.stored_bytes)}, ` +
+      el("p", { class: "facts" }, `${shape}${several(pool.memory.n_tokens, "token")}, ` +
+        `${bytes(pool.used_bytes)} of blocks in use, which sequences see as ${bytes(pool.memory.stored_bytes)} of rows, ` +
+        (pool.spilled.n_sequences > 0 ? `${several(pool.spilled.n_sequences, "sequence")} of ${several(pool.spilled.n_tokens, "token")} ` +
+          `spilled to ${bytes(pool.spilled.tier_bytes)} of a tier, ` : "") +
         `${several(pool.n_sessions, "session")}, at most ${percent(pool.blocks.used_max, pool.blocks.total)} used so far`));
     for (const [name, blocks, blockBytes] of mapsOf(pool)) {
       const n = Math.min(CELLS_MAX, blocks.total);
@@ -197,12 +201,12 @@ function drawTiers(tiers) {
 }
 
 const COLUMNS = [
-  ["name", "Session", false, (s) => s.name || "–"],
+  ["label", "Session", false, (s) => s.label],
   ["pool", "Pool", false, (s) => s.pool],
   ["tenant", "Tenant", false, (s) => (s.tenant === null || s.tenant === undefined ? "–" : String(s.tenant))],
   ["n_sequences", "Sequences", true, (s) => count(s.n_sequences)],
   ["n_tokens", "Tokens", true, (s) => count(s.n_tokens)],
-  ["stored_bytes", "Stored", true, (s) => bytes(s.stored_bytes)],
+  ["stored_bytes", "Rows", true, (s) => bytes(s.stored_bytes)],
   ["n_queries", "Queries", true, (s) => count(s.n_queries)],
   ["lease_left_ms", "Lease left", true, (s) => seconds(s.lease_left_ms / 1000)],
 ];
@@ -212,6 +216,9 @@ function cellValue(session, key) {
   const value = session[key] !== undefined ? session[key] : session.memory && session.memory[key];
   return value === undefined || value === null ? "" : value;
 }
+
+// On a narrow screen the column's title stands beside the value.
+const cell = (title, text, isNumber) => el("td", { "data-title": title, ...(isNumber ? { class: "number" } : {}) }, text);
 
 function drawSessions() {
   const known = COLUMNS.filter(([key]) => sessionRows.length === 0 || sessionRows.some((s) => cellValue(s, key) !== ""));
@@ -237,22 +244,43 @@ function drawSessions() {
     const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y));
     return sort.down ? -order : order;
   });
-  $("sessions").tBodies[0].replaceChildren(...rows.map((session) => el("tr", {}, ...known.map(([key, , isNumber, show]) =>
-    el("td", isNumber ? { class: "number" } : {}, show({ ...session.memory, ...session, [key]: cellValue(session, key) }))))));
+  $("sessions").tBodies[0].replaceChildren(...rows.map((session) => el("tr", { title: `session ${session.id}` },
+    ...known.map(([key, title, isNumber, show]) =>
+      cell(title, show({ ...session.memory, ...session, [key]: cellValue(session, key) }), isNumber)))));
 }
 
 // What each has, and behind it what it may have where that has a limit.
 function drawTenants(answer) {
-  const QUOTAS = [["bytes", bytes], ["tokens", count], ["sessions", count], ["requests", count],
-    ["tier_bytes", bytes]];
-  $("tenants").tBodies[0].replaceChildren(...answer.tenants.map((tenant) => el("tr", {}, el("td", {}, tenant.tenant),
-    el("td", { class: "number" }, count(tenant.weight)),
-    ...QUOTAS.map(([key, show]) => el("td", { class: "number" }, show(tenant.used[key]) +
-      (tenant.quotas[key] === null ? "" : ` of ${show(tenant.quotas[key])}`))),
-    el("td", { class: "number" }, count(QUOTAS.reduce((sum, [key]) => sum + tenant.n_refused[key], 0))))));
+  const QUOTAS = [["bytes", "Bytes", bytes], ["tokens", "Tokens", count], ["sessions", "Sessions", count],
+    ["requests", "Requests", count], ["tier_bytes", "Tier bytes", bytes]];
+  $("tenants").tBodies[0].replaceChildren(...answer.tenants.map((tenant) => el("tr", {}, cell("Tenant", tenant.tenant),
+    cell("Weight", count(tenant.weight), true),
+    ...QUOTAS.map(([key, title, show]) => cell(title, show(tenant.used[key]) +
+      (tenant.quotas[key] === null ? "" : ` of ${show(tenant.quotas[key])}`), true)),
+    cell("Refused", count(QUOTAS.reduce((sum, [key]) => sum + tenant.n_refused[key], 0)), true))));
   $("tenants").hidden = answer.tenants.length === 0;
   $("tenants_note").textContent = answer.tenants.length === 0 ? "No tenant has anything here, or quotas of its own." :
     answer.cursor_next !== null ? `The first ${answer.tenants.length} tenants; tqkvctl tenants lists all.` : "";
+}
+
+// Sums of each pool since start, and the prefixes that were found most often.
+function drawPrefixes(answer) {
+  const pools = answer.pools.filter((pool) => pool.n_published > 0 || pool.n_hits + pool.n_misses > 0);
+  $("prefix_pools").tBodies[0].replaceChildren(...pools.map((pool) => el("tr", {}, cell("Pool", pool.name),
+    cell("Blocks", count(pool.n_blocks), true), cell("Unused", `${count(pool.n_idle_blocks)} (${bytes(pool.cached_bytes)})`, true),
+    cell("Matches", count(pool.n_hits + pool.n_misses), true),
+    cell("Hit rate", pool.n_hits + pool.n_misses > 0 ? percent(pool.n_hits, pool.n_hits + pool.n_misses) : "–", true),
+    cell("Tokens found", count(pool.n_tokens_matched), true), cell("Evicted", count(pool.n_evicted), true))));
+  $("prefixes").tBodies[0].replaceChildren(...answer.prefixes.map((prefix) => el("tr", {}, cell("Prefix", prefix.id),
+    cell("Pool", prefix.pool), cell("Tenant", prefix.tenant), cell("Tokens", count(prefix.n_tokens), true),
+    cell("Held by", count(prefix.n_holders), true), cell("Hits", count(prefix.n_hits), true),
+    cell("Whole", count(prefix.n_whole_hits), true),
+    cell("Time left", prefix.ttl_left_ms === null ? "–" : seconds(prefix.ttl_left_ms / 1000), true))));
+  $("prefix_pools").hidden = pools.length === 0;
+  $("prefixes").hidden = answer.prefixes.length === 0;
+  $("prefixes_note").textContent = pools.length === 0 ? "Nothing has been published or asked for." :
+    "A hit is a match that found a block which this prefix added; whole: it found all of it. One match may count for several." +
+    (answer.cursor_next !== null ? ` The ${answer.prefixes.length} that were found most often; tqkvctl prefixes lists all.` : "");
 }
 
 function drawRejections(now, old) {
@@ -340,7 +368,7 @@ function drawCharts() {
   if (samples.length === 0) return;
   areas($("chart_blocks"));
   lines($("chart_requests"), ["requests"], count, "Requests per second");
-  lines($("chart_rows"), ["rows_in", "rows_out"], count, "Rows per second in and out");
+  lines($("chart_rows"), ["rows_in", "rows_out", "queries"], count, "Rows per second in and out, and queries decoded");
   lines($("chart_latency"), ["p50", "p99"], seconds, "Request latency, p50 and p99");
 }
 
@@ -352,7 +380,7 @@ function take(now, at_ms, occupancy) {
     states[state] = occupancy.pools.reduce((sum, pool) => sum + mapsOf(pool).reduce((n, [, blocks]) =>
       n + stateCount(blocks, state), 0), 0);
   const sample = { at_ms, states, total: Object.values(states).reduce((a, b) => a + b, 0),
-    requests: null, rows_in: null, rows_out: null, p50: null, p99: null };
+    requests: null, rows_in: null, rows_out: null, queries: null, p50: null, p99: null };
   let rates = null;
   if (before) {
     const dt = Math.max(0.001, (at_ms - before.at_ms) / 1000), old = before.metrics;
@@ -362,6 +390,7 @@ function take(now, at_ms, occupancy) {
     sample.requests = grown(now, old, "tqkv_request_seconds_count") / dt;
     sample.rows_in = grown(now, old, "tqkv_rows_in_total") / dt;
     sample.rows_out = grown(now, old, "tqkv_rows_out_total") / dt;
+    sample.queries = grown(now, old, "tqkv_queries_total") / dt;
     sample.p50 = quantile(now, old, "tqkv_request_seconds", 0.5);
     sample.p99 = quantile(now, old, "tqkv_request_seconds", 0.99);
     rates = { requests: sample.requests, p50: sample.p50, p99: sample.p99, rejected: rejected / dt, rejectedTotal };
@@ -380,9 +409,9 @@ async function readHealth() {
 async function round() {
   try {
     const nextInfo = await getJson("/v1/info"); // alone: a wrong token is one failed login, not five
-    const [health, occupancy, pools, sessions, tenants, metricsText] = await Promise.all([
+    const [health, occupancy, pools, sessions, tenants, prefixes, metricsText] = await Promise.all([
       readHealth(), getJson("/v1/occupancy"), getJson("/v1/pools"), getJson("/v1/sessions?limit=256"),
-      getJson("/v1/tenants?limit=64"),
+      getJson("/v1/tenants?limit=64"), getJson("/v1/prefixes?sort=hits&limit=10"),
       get("/metrics").then((answer) => answer.text())]);
     const at_ms = performance.now(), now = readMetrics(metricsText);
     if (info && info.boot_id !== nextInfo.boot_id) { samples = []; before = null; } // another start: other counters
@@ -393,11 +422,12 @@ async function round() {
     $("version").textContent = `${info.version} (${info.commit}), ${info.backend}, up ${seconds(info.uptime_ms / 1000)}`;
     drawTiles(occupancy, rates);
     drawPools(occupancy, pools);
-    sessionRows = sessions.sessions;
+    sessionRows = sessions.sessions.map((session) => ({ ...session, label: session.name || session.id }));
     drawSessions();
     $("sessions_note").textContent = sessionRows.length === 0 ? "No session is open." :
       sessions.cursor_next !== null ? `The first ${sessionRows.length} sessions; tqkvctl sessions lists all.` : "";
     drawTenants(tenants);
+    drawPrefixes(prefixes);
     drawRejections(now, before ? before.metrics : null);
     drawChosen(now);
     drawCharts();

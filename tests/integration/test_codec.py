@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -475,6 +476,44 @@ class Compare(Codec):
                         self.path("k.f32", self.normals(100, 64)))
         self.assertIn("8 given queries", text)
         self.assertIn("weights prove nothing", text)
+
+    def test_a_capture(self):
+        """Rows of one head of a layer, with the queries that read it: as if they were cut out by hand."""
+        raw = SMOLLM.read_bytes()
+        size = struct.unpack("<Q", raw[:8])[0]
+        names = {}
+        for name, told in json.loads(raw[8:8 + size]).items():
+            if name[1:] == ".18":
+                first, last = told["data_offsets"]
+                self.assertEqual(told["dtype"], "BF16")
+                words = np.frombuffer(raw[8 + size + first:8 + size + last], "<u2").astype(np.uint32) << 16
+                names[name] = words.view(np.float32).reshape(told["shape"])
+        k, q, v = names["k.18"], names["q.18"], names["v.18"]
+        n, group = len(k), q.shape[1] // k.shape[1]
+        queries = np.array([q[(i + 1) * n // 64 - 1, group + i % group] for i in range(64)])
+        asked = ("codec", "compare", "--format", "tq4,k8v4", SMOLLM, "--json", "--layer", 18, "--head", 1)
+        got = json.loads(self.ctl(*asked))
+        self.assertEqual((got["layer"], got["head"], got["rows"], got["queries"], got["head_dim"]), (18, 1, n, 64, 64))
+        alone = self.compare(np.ascontiguousarray(k[:, 1]), "tq4,k8v4", "--queries", self.path("q.f32", queries))
+        self.assertEqual(got["results"], alone["results"])
+        values = json.loads(self.ctl(*asked, "--side", "v", "--head-dim", 64))
+        self.assertEqual(values["results"], self.compare(np.ascontiguousarray(v[:, 1]), "tq4,k8v4", "--side", "v")["results"])
+        self.assertIn("keys of layer 18, KV head 0: 256 rows, 64 captured queries",
+                      self.ctl("codec", "compare", "--format", "tq4", "--layer", 18, SMOLLM))
+
+    def test_a_capture_is_not_read_as_numbers(self):
+        asked = ("codec", "compare", "--format", "tq4")
+        self.refused(2, "a capture of 3 layers, 0 to 29: --layer says which", *asked, SMOLLM)
+        self.refused(2, "no layer 7; 3 are captured", *asked, SMOLLM, "--layer", 7)
+        self.refused(2, "3 KV heads", *asked, SMOLLM, "--layer", 0, "--head", 3)
+        self.refused(2, "have 64 numbers, not 128", *asked, SMOLLM, "--layer", 0, "--head-dim", 128)
+        bare = self.path("k.f32", self.normals(10, 64))
+        self.refused(2, "--head-dim is missing", *asked, bare)
+        self.refused(2, "--layer and --head are of captures", *asked, bare, "--head-dim", 64, "--layer", 0)
+        self.refused(1, "this is a safetensors file", *asked, bare, "--head-dim", 64, "--queries", SMOLLM)
+        self.refused(1, "this is a safetensors file", "codec", "encode", "--format", "tq4", "--head-dim", 64, SMOLLM, self.path("out"))
+        self.path("cut", SMOLLM.read_bytes()[:4096])
+        self.refused(1, "cut: ", *asked, self.path("cut"), "--layer", 0)
 
     def test_refusals(self):
         rows = self.normals(10, 64)

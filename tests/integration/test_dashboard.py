@@ -69,7 +69,9 @@ class Dashboard(unittest.TestCase):
         blocks = occupancy["pools"][0]["blocks"]
         self.assertEqual((blocks["total"], blocks["free"]), (64, 49))
         self.assertIn("15 of 64", self.text("#tiles"))
-        self.assertIn(f"{occupancy['totals']['memory']['compression']:.2f}×", self.text("#tiles"))
+        self.assertIn(f"{occupancy['totals']['effective_compression']:.2f}×", self.text("#tiles b + small") + self.text("#tiles"))
+        self.assertIn(f"of rows alone {occupancy['totals']['memory']['compression']:.2f}×", self.text("#tiles"))
+        self.assertIn("2 layers, 2 KV heads × 64", self.text("#pools .facts"))
         cells = self.browser.run("""const n = {};
             for (const cell of document.querySelectorAll(".map i")) n[cell.className] = (n[cell.className] || 0) + 1;
             return n""")
@@ -82,7 +84,7 @@ class Dashboard(unittest.TestCase):
             self.session.decode_batch({n: np.ones((4, 64), np.float32) for n in range(1, 6)}, 0)
             self.browser.run("round()")
             self.browser.wait("return samples.length > arguments[0]", step - 39)
-        for chart, line in (("blocks", "path.owned"), ("requests", "path.l1"), ("rows", "path.l2"), ("latency", "path.l1"),
+        for chart, line in (("blocks", "path.owned"), ("requests", "path.l1"), ("rows", "path.l2"), ("rows", "path.l3"), ("latency", "path.l1"),
                             ("latency", "path.l2")):
             self.browser.wait("return document.querySelector(arguments[0]).getAttribute('d').includes('L')", f"#chart_{chart} {line}")
         label = "return document.querySelector(arguments[0]).getAttribute('aria-label')"
@@ -127,8 +129,41 @@ class Dashboard(unittest.TestCase):
         stuck = self.browser.run("""return [...document.querySelectorAll(".scroll")].filter((e) =>
             e.scrollWidth > e.clientWidth && e.tabIndex !== 0).length""")
         self.assertEqual(stuck, 0)
-        self.assertGreater(self.browser.run("const e = document.querySelector('.scroll'); return e.scrollWidth - e.clientWidth"), 0)
+        hidden = self.browser.run("""return [...document.querySelectorAll(".scroll")].filter((e) =>
+            e.scrollWidth > e.clientWidth).map((e) => e.getAttribute("aria-label"))""")
+        self.assertEqual(hidden, [], "a table stands behind a scrollbar")
+        self.assertEqual(self.browser.run("""return getComputedStyle(document.querySelector("#sessions td[data-title=Tokens]"),
+            "::before").content"""), '"Tokens"')
         self.shot("narrow")
+
+    def test_tiles_fill_their_rows(self):
+        """No tile stands alone at any width."""
+        for width in (1200, 1101, 1000, 900, 760, 600, 500, 400):
+            self.browser.size(width, 800)
+            tops = self.browser.run("return [...document.querySelectorAll('.tile')].map((e) => Math.round(e.getBoundingClientRect().top))")
+            self.assertIn(sorted(tops.count(top) for top in set(tops)), ([6], [3, 3], [2, 2, 2]), width)
+
+    def test_sessions_without_a_name_and_prefixes(self):
+        """Who has no name is known by its id; hits, hit rates and what a prefix's part counts stand in a panel; links work."""
+        with self.client.open("demo") as session:
+            rows = np.random.default_rng(2).standard_normal((2, 64, 2, 64)).astype(np.float32)
+            session.append_layers(1, rows, rows)
+            session.publish(1, list(range(64)))
+            for asked in (list(range(64)), list(range(32)), [7] * 32):
+                session.match(None, asked)
+            ids = [row["id"] for row in self.daemon.get("/v1/sessions")["sessions"] if not row["name"]]
+            self.browser.run("round()")
+            self.wait_text("#prefixes tbody", "64")
+            self.assertIn(ids[0], self.text("#sessions tbody"))
+            row = self.browser.run("return [...document.querySelectorAll('#prefixes tbody td')].map((e) => e.textContent)")
+            self.assertEqual((row[1], row[3], row[5], row[6]), ("demo", "64", "2", "1"))
+            row = self.browser.run("return [...document.querySelectorAll('#prefix_pools tbody td')].map((e) => e.textContent)")
+            self.assertEqual((row[0], row[3], row[4], row[5]), ("demo", "3", "67 %", "96"))
+            self.shot("prefixes")
+            for link in self.browser.run("return [...document.querySelectorAll('footer a')].map((e) => e.href)"):
+                self.assertEqual(self.daemon.request("GET", link.removeprefix(f"http://{self.daemon.http}"), raw=True)[0], 200, link)
+            control = tqkv.http.Control(self.daemon.http)
+            self.daemon.request("DELETE", "/v1/prefixes/" + control.prefixes()[0]["id"])
 
     def test_dark(self):
         light = self.browser.run("return getComputedStyle(document.body).backgroundColor")
