@@ -8,6 +8,7 @@
  * formats, head_dims, ratios, block sizes and options, or one of N_PARTS parts of it. A million cells a set:
  * an hour.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -114,11 +115,15 @@ static void make_json(const uint32_t *cell, uint32_t options, char *json, size_t
 
 	snprintf(json, size,
 		"{\"name\":\"p\",\"layers\":1,\"q_heads\":%u,\"kv_heads\":%u,\"block_size\":%u,\"blocks\":%u,"
-		"\"k_head_dim\":%u,\"v_head_dim\":%u,\"k\":\"%s\",\"v\":\"%s\"%s%s%s%s",
+		"\"k_head_dim\":%u,\"v_head_dim\":%u,\"k\":\"%s\",\"v\":\"%s\"%s%s%s",
 		q_heads, HEADS, block_size, 2 * 64 / block_size, dims[cell[K_DIM]], dims[cell[V_DIM]],
 		kv_format_at(cell[K_FORMAT])->name, kv_format_at(cell[V_FORMAT])->name,
 		options & WINDOW ? ",\"window\":50" : "", options & SINK_TOKENS ? ",\"sink_tokens\":21" : "",
-		options & SOFTCAP ? ",\"softcap\":2.5" : "", options & SCALE ? ",\"scale\":0.15" : "");
+		options & SOFTCAP ? ",\"softcap\":2.5" : "");
+	/* Logits spread by 1.5 whatever the dim: half as far again as without. */
+	if (options & SCALE)
+		snprintf(json + strlen(json), size - strlen(json), ",\"scale\":%g",
+			1.5 / sqrt((double)dims[cell[K_DIM]]));
 	if (options & SINKS)
 		add_numbers(json, size, "sinks", q_heads, 0.7);
 	if (options & ALIBI)
