@@ -207,6 +207,24 @@ class Monitoring(unittest.TestCase):
         self.assertEqual(len(set(places)), len(places))
 
 
+class MakeTokens(unittest.TestCase):
+    def test_help_and_folders(self):
+        """--help is its own; an empty folder is as good as none, and one with something in it is left as it is."""
+        done = run("bash", DEPLOY / "make-tokens", "--help")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("deploy/make-tokens [FOLDER]", done.stdout)
+        self.assertEqual(run("bash", DEPLOY / "make-tokens", "--unknown").returncode, 2)
+        with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
+            self.assertEqual(run("bash", DEPLOY / "make-tokens", folder).returncode, 0)
+            made = {name: pathlib.Path(folder, name).read_text() for name in sorted(os.listdir(folder))}
+            self.assertEqual(list(made), ["admin", "data", "read", "tokens"])
+            self.assertEqual(os.stat(folder).st_mode & 0o777, 0o700)
+            done = run("bash", DEPLOY / "make-tokens", folder)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("not empty", done.stderr)
+            self.assertEqual({name: pathlib.Path(folder, name).read_text() for name in made}, made)
+
+
 class Changelog(unittest.TestCase):
     def test_says_what_is_stable(self):
         text = (DEPLOY / "CHANGELOG.md").read_text()

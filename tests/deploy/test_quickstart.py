@@ -35,6 +35,9 @@ class Quickstart(unittest.TestCase):
         text = self.run_it("--keep")
         exports = dict(re.findall(r"(TQKV_\w+)=(\S+)", re.search(r"export (.*)", text).group(1)))
         command = re.search(r"^  (\S+/tqkvctl) occupancy$", text, re.M).group(1)
+        python = re.search(r"export PATH=(\S+):\$PATH PYTHONPATH=(\S+)$", text, re.M)
+        self.assertTrue((pathlib.Path(python.group(1)) / "tqkvctl").exists())
+        self.assertTrue((pathlib.Path(python.group(2)) / "tqkv/__init__.py").exists())
         pid = int(re.search(r"^  kill (\d+) ", text, re.M).group(1))
         try:
             done = subprocess.run([command, "occupancy"], env=dict(self.env, **exports), capture_output=True, text=True)

@@ -1,5 +1,6 @@
 """SmolLM2-135M-Instruct as a transformers model, its K/V in tqkvd. Skipped where its package is not installed."""
 
+import inspect
 import unittest
 
 import numpy as np
@@ -11,6 +12,8 @@ from model import Model, find_weights
 from settings import EXACT
 from transformers import LlamaConfig, LlamaForCausalLM
 
+# Its new name; releases before 5.2x know the old one.
+CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 PROMPT = "The history of the steam engine begins with"
 
 
@@ -77,7 +80,7 @@ class SmolLM2(unittest.TestCase):
             self.model.set_attn_implementation("tqkv")
             with tqkv.Client(self.daemon.addr, timeout=60) as client, client.open(pool) as session:
                 cache = tqkv.hf.TqkvCache(session, self.model.config)
-                made = self.model.generate(ids, do_sample=False, max_new_tokens=n, past_key_values=cache)
+                made = self.model.generate(ids, do_sample=False, max_new_tokens=n, **{CACHE: cache})
                 memory = self.control.occupancy()["pools"][-1]["memory"]
             return made[0, len(self.ids):].tolist(), memory["compression"]
 

@@ -1,5 +1,6 @@
 """A tqkvd process for one test: its own folder, Unix socket, TCP and HTTP ports, log."""
 
+import atexit
 import json
 import os
 import pathlib
@@ -34,6 +35,8 @@ class Daemon:
         self.token, self.tls = token, tls
         self.folder = pathlib.Path(folder or tempfile.mkdtemp(prefix="tqkv-test."))
         self.owns_folder = folder is None
+        if self.owns_folder:  # its log may be read after stop(), so it goes at the end
+            atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
         self.path = self.folder / "tqkvd.sock"
         self.log_path = self.folder / "tqkvd.log"
         self.addr = f"unix:{self.path}"

@@ -596,7 +596,7 @@ class Json(unittest.TestCase):
         "replay FILE": ["replay", str(CAPTURE)],
         "attention CAPTURE": ["attention", "--explain", str(CAPTURE), "--layer", "18", "--token", "20"],
         "bench ingest": None, "bench cpu": None, "bench kernels": None, "calibrate CAPTURE": None, "codec encode IN.f32 OUT.rows": None,
-        "codec decode IN.rows OUT.f32": None, "codec rotation OUT.f32": None, "codec compare ROWS.f32": None,
+        "codec decode IN.rows OUT.f32": None, "codec rotation OUT.f32": None, "codec compare FILE": None,
     }
 
     def test_every_command(self):

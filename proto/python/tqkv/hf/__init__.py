@@ -4,11 +4,11 @@
 
     with tqkv.Client("unix:/tmp/tqkvd.sock") as client, client.open("chat") as session:
         model.set_attn_implementation("tqkv")
-        ids = model.generate(**inputs, past_key_values=tqkv.hf.TqkvCache(session))
+        ids = model.generate(**inputs, cache=tqkv.hf.TqkvCache(session))
 
 The model is not changed: importing this module registers the attention function "tqkv", and TqkvCache stands where a
 DynamicCache would. Without a TqkvCache the function computes what "sdpa" computes. Needs torch and transformers 5.20 or
-later: pip install 'tqkv[hf]'.
+later (tested with 5.24; where generate() does not know `cache` yet, its name is `past_key_values`): pip install 'tqkv[hf]'.
 """
 
 try:
