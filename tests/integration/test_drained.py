@@ -44,7 +44,7 @@ class Case(unittest.TestCase):
 
     def kept(self, daemon):
         """The name that the log and the directory agree on."""
-        name = re.search(r"<3>the snapshot of the last drain was not restored .* it is kept as (\S+):", daemon.log()).group(1)
+        name = re.search(r"Z error the snapshot of the last drain was not restored .* it is kept as (\S+):", daemon.log()).group(1)
         self.assertIn(f"'tqkvctl restore {name}'", daemon.log())
         self.assertRegex(name, r"^drain-unrestored-\d{8}T\d{6}Z$")
         self.assertEqual(self.files(), [name])
@@ -55,7 +55,7 @@ class Unrestored(Case):
     def test_a_pool_that_was_made_over_http_is_named_and_nothing_is_lost(self):
         before = self.drain_one("web")
         with self.daemon() as daemon:
-            self.assertRegex(daemon.log(), r'<3>restoring drain failed: NOT_FOUND: .*no pool "web"')
+            self.assertRegex(daemon.log(), r'Z error restoring drain failed: NOT_FOUND: .*no pool "web"')
             self.assertNotIn("no snapshot of an earlier drain", daemon.log())
             name = self.kept(daemon)
         # Drained without sessions meanwhile; what was kept is there all the same.
@@ -109,8 +109,8 @@ class Unrestored(Case):
 
     def test_nothing_to_restore_is_said_as_such(self):
         with self.daemon() as daemon:
-            self.assertIn("<6>no snapshot of an earlier drain to restore", daemon.log())
-            self.assertNotIn("<3>", daemon.log())
+            self.assertIn("Z info no snapshot of an earlier drain to restore", daemon.log())
+            self.assertNotIn("Z error ", daemon.log())
 
 
 class Leases(Case):
@@ -125,7 +125,7 @@ class Leases(Case):
             with tqkv.Client(daemon.addr) as client:
                 client.attach("conv")
             end = time.monotonic() + PATIENCE_S
-            while "<6>lease ran out: 1 sessions closed" not in daemon.log():
+            while "Z info lease ran out: 1 sessions closed" not in daemon.log():
                 self.assertLess(time.monotonic(), end)
                 time.sleep(0.02)
             with tqkv.Client(daemon.addr) as client, self.assertRaises(tqkv.TqkvError) as caught:
@@ -178,10 +178,10 @@ class Spilled(Case):
             self.assertIn("1 sessions, 3 sequences", done.stdout)
             done = daemon.ctl("snapshot", "six", "--json", check=False)
             self.assertEqual((done.returncode, json.loads(done.stdout)["status"]), (1, "PARTIAL"))
-            self.assertRegex(daemon.log(), "<4>snapshot six leaves out: .* 3; sessions without a name .* 0")
+            self.assertRegex(daemon.log(), "Z warning snapshot six leaves out: .* 3; sessions without a name .* 0")
             client.open("demo")
             self.assertEqual(daemon.stop(signal.SIGTERM), 0)
-            self.assertRegex(daemon.log(), "<4>snapshot drain leaves out: .* 3; sessions without a name .* 1")
+            self.assertRegex(daemon.log(), "Z warning snapshot drain leaves out: .* 3; sessions without a name .* 1")
 
 
 class FailedStarts(Case):

@@ -19,11 +19,12 @@ GETS = ["/v1/info", "/v1/pools", "/v1/pools/exact", "/v1/occupancy", "/v1/sessio
         "/v1/sessions/00ab000000000001", "/v1/sessions/00ab000000000001/sequences/5?group=1", "/v1/connections?limit=2",
         "/v1/config", "/v1/log-level", "/readyz?deep=0", "/livez", "/metrics", "/v1/openapi.json", "/v1/sessions?tenant=tcp",
         "/v1/prefixes?sort=hits&limit=3", "/v1/tenants/_default", "/v1/tenants?limit=1", "/v1/prefixes/0000000100000000",
-        "/v1/audit", "/v1/snapshot", "/", "/dashboard.css", "/dashboard.js"]
+        "/v1/audit", "/v1/snapshot", "/v1/snapshots", "/", "/dashboard.css", "/dashboard.js"]
 # Those that may pass change nothing here: there is no configuration file, and the self-test is right.
 POSTS = ["/v1/pools", "/v1/plan", "/v1/restore", "/v1/snapshot", "/v1/reload", "/v1/self-test"]
 PUTS = ["/v1/log-level", "/v1/tenants/77"]
-DELETES = ["/v1/pools/exact", "/v1/tenants/78", "/v1/prefixes/0000000100000000", "/v1/sessions/00ab000000000001"]
+DELETES = ["/v1/pools/exact", "/v1/tenants/78", "/v1/prefixes/0000000100000000", "/v1/sessions/00ab000000000001",
+           "/v1/snapshots/none"]
 
 
 class Nearly(unittest.TestCase):
