@@ -99,7 +99,7 @@ enum MHD_Result srv_route_snapshots(struct srv_http_request *request)
 	struct kv_error error = { 0 };
 	struct dirent *found;
 	uint32_t n_entries = 0;
-	int fd;
+	int fd = -1;
 	enum kv_status status = open_dir(request, &fd, &error);
 
 	if (status != KV_OK)
@@ -130,7 +130,7 @@ enum MHD_Result srv_route_snapshot_delete(struct srv_http_request *request)
 	const char *name = request->names[0];
 	char file_name[NAME_BYTES + SUFFIX_BYTES];
 	struct kv_error error = { 0 };
-	int fd;
+	int fd = -1;
 
 	if (!srv_checkpoint_is_name(name))
 		return srv_http_refuse(request, KV_BAD_ARG,
