@@ -13,7 +13,7 @@
 struct kv_fast_layer {
 	struct kv_fast_side k, v;
 	bool is_fast;
-	uint32_t step_tokens; /* as many as half a second-level cache holds, 32, 64 or 128 */
+	uint32_t step_tokens; /* as many as a third of a second-level cache holds, 32, 64 or 128 */
 };
 
 struct kv_fast_item {

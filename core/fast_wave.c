@@ -9,7 +9,7 @@
 #include "core/memory.h"
 
 #define WORKSPACE_BYTES (16u << 20)
-#define STEP_BYTES      (512u << 10) /* keys and values of all heads */
+#define STEP_BYTES      (384u << 10) /* keys and values of all heads */
 #define CHUNK_TASKS     8u           /* of preparing and merging: some 10 us */
 #define CHUNK_SPANS     4u
 
