@@ -9,7 +9,8 @@
 
 #include "core/memory.h"
 
-#define HOST_BYTES 256u
+#define HOST_BYTES   256u
+#define PLAIN_DAEMON "A daemon without a certificate is asked at HOST:PORT, without https://"
 
 struct srv_tls {
 	gnutls_certificate_credentials_t credentials;
@@ -155,18 +156,19 @@ static enum kv_status fail_tls(struct srv_tls *tls, int code, struct kv_error *e
 	case GNUTLS_E_UNEXPECTED_PACKET_LENGTH:
 	case GNUTLS_E_UNSUPPORTED_VERSION_PACKET:
 	case GNUTLS_E_RECORD_OVERFLOW:
-		return kv_fail(err, KV_IO_ERROR,
-			"the answer is not TLS; a daemon without a certificate is asked at HOST:PORT, "
-			"without "
-			"https://");
-	/* How a daemon that wants a certificate and got none ends: often without a word. */
+		return kv_fail(err, KV_IO_ERROR, "The answer is not TLS. " PLAIN_DAEMON);
+	/*
+	 * How a daemon that wants a certificate and got none ends: often without a word. One without TLS may,
+	 * too: its refusal is lost where it ends the connection before it has read all of the first record.
+	 */
 	case GNUTLS_E_PREMATURE_TERMINATION:
 	case GNUTLS_E_PULL_ERROR:
 	case GNUTLS_E_PUSH_ERROR:
 		return kv_fail(err, KV_IO_ERROR,
-			"TLS: %s A daemon that asks for a certificate gets it from --http-certificate-file, "
+			"TLS: %s %sA daemon that asks for a certificate gets it from "
+			"--http-certificate-file, "
 			"--http-key-file",
-			gnutls_strerror(code));
+			gnutls_strerror(code), tls->is_shaken ? "" : PLAIN_DAEMON ". ");
 	default:
 		return kv_fail(err, KV_IO_ERROR, "TLS: %s", gnutls_strerror(code));
 	}

@@ -486,7 +486,7 @@ class Tls(unittest.TestCase):
         with Daemon("--backend", "cpu", "--pool", EXACT) as daemon:
             done = run("--http", f"https://{daemon.http}", "--http-ca-file", ca_file, "info")
             self.assertEqual(done.returncode, 1)
-            self.assertIn("the answer is not TLS", done.stderr)
+            self.assertIn("A daemon without a certificate is asked at HOST:PORT, without https://", done.stderr)
 
     def test_tqkvctl_checks_the_name(self):
         """A certificate of the right authority for another address is none."""
