@@ -8,7 +8,7 @@
 #include "server/ctl/ctl.h"
 #include "server/ctl/table.h"
 
-#define SPEC_BYTES_MAX 65536u /* of a body of the control API */
+#define SPEC_BYTES_MAX 4194304u /* of a body of POST /v1/pools */
 
 static void print_pools(const json_t *pools)
 {

@@ -408,6 +408,11 @@ class Operators(unittest.TestCase):
             self.assertEqual(sorted(row["name"] for row in rows), ["of-a-file", "of-stdin", "spare"])
             daemon.ctl("pools", "delete", "of-a-file")
             self.assertEqual(len(daemon.get("/v1/pools")["pools"]), 2)
+            # Centres of a whole model are more than other routes take.
+            spec.write_text(json.dumps(dict(SPARE, name="centred", layers=32, q_heads=8, kv_heads=8, head_dim=128, blocks=1,
+                                            k_center=[[[0.123456] * 128] * 8] * 32)))
+            self.assertGreater(spec.stat().st_size, 300000)
+            self.assertIn("centred", daemon.ctl("pools", "create", spec).stdout)
             for args, code, words in [(["create", "{"], 1, ["line 1 column"]), (["create", "absent.json"], 1, ["absent.json"]),
                                       (["create", "{}"], 1, ["BAD_CONFIG", "name"]), (["create"], 2, ["SPEC"]),
                                       (["create", json.dumps(SPARE)], 1, ["EXISTS"]), (["delete", "none"], 1, ["NOT_FOUND"]),
