@@ -29,6 +29,13 @@
 
 #define KV_TEST_HELD_MAX 512
 
+/* A header, and the pool that the fake loop knows. */
+#define JSON_TYPE "Content-Type: application/json\r\n"
+#define SMOL                                                                                                \
+	"{\"name\":\"smol\",\"layers\":2,\"q_heads\":2,\"kv_heads\":1,\"head_dim\":64,\"k\":\"tq4\",\"v\":" \
+	"\"tq4\","                                                                                          \
+	"\"block_size\":16,\"blocks\":64}"
+
 /* What the fake loop does with a request. */
 enum kv_test_loop_mode {
 	KV_TEST_LOOP_ANSWER, /* answers at once */

@@ -15,7 +15,6 @@
 #define ADMIN         "admin-token-0123456789"
 #define TOKENS        "data worker " DATA "\nread grafana " READ "\nadmin ops " ADMIN "\n"
 #define BEARER(token) "Authorization: Bearer " token "\r\n"
-#define JSON_TYPE     "Content-Type: application/json\r\n"
 
 static struct kv_test_http test;
 static struct kv_test_response response;

@@ -9,12 +9,6 @@
 #include "tests/lib/kv_test.h"
 #include "tests/lib/kv_test_http.h"
 
-#define JSON_TYPE "Content-Type: application/json\r\n"
-#define SMOL                                                                                                \
-	"{\"name\":\"smol\",\"layers\":2,\"q_heads\":2,\"kv_heads\":1,\"head_dim\":64,\"k\":\"tq4\",\"v\":" \
-	"\"tq4\","                                                                                          \
-	"\"block_size\":16,\"blocks\":64}"
-
 static struct kv_test_http test;
 static struct kv_test_response response;
 

@@ -10,11 +10,6 @@
 #include "core/memory.h"
 #include "tests/lib/kv_test_http.h"
 
-#define JSON_TYPE "Content-Type: application/json\r\n"
-#define SMOL                                                                                                \
-	"{\"name\":\"smol\",\"layers\":2,\"q_heads\":2,\"kv_heads\":1,\"head_dim\":64,\"k\":\"tq4\",\"v\":" \
-	"\"tq4\","                                                                                          \
-	"\"block_size\":16,\"blocks\":64}"
 #define DELETE_POOL "DELETE /v1/pools/a HTTP/1.1\r\nHost: localhost\r\n\r\n"
 #define GET_INFO    "GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
