@@ -11,17 +11,10 @@ static uint32_t channel_of(const struct kv_segment *segment, uint32_t i)
 	return segment->channels ? segment->channels[i] : i;
 }
 
-/* The next segment that is part of the basis, at `*idx` or behind it; NULL: none. */
-static const struct kv_segment *basis_segment(const struct kv_row_codec *codec, uint32_t *idx)
+/* The next segment that is added to others, or of those that are not, at `*idx` or behind it; NULL: none. */
+static const struct kv_segment *next_segment(const struct kv_row_codec *codec, bool is_added, uint32_t *idx)
 {
-	while (*idx < codec->n_segments && codec->segments[*idx].is_added)
-		(*idx)++;
-	return *idx < codec->n_segments ? &codec->segments[*idx] : NULL;
-}
-
-static const struct kv_segment *added_segment(const struct kv_row_codec *codec, uint32_t *idx)
-{
-	while (*idx < codec->n_segments && !codec->segments[*idx].is_added)
+	while (*idx < codec->n_segments && codec->segments[*idx].is_added != is_added)
 		(*idx)++;
 	return *idx < codec->n_segments ? &codec->segments[*idx] : NULL;
 }
@@ -38,7 +31,7 @@ void kv_row_codec_to_basis(const struct kv_row_codec *codec, const double *x, do
 {
 	const struct kv_segment *segment;
 
-	for (uint32_t s = 0, first = 0; (segment = basis_segment(codec, &s)) != NULL; s++) {
+	for (uint32_t s = 0, first = 0; (segment = next_segment(codec, false, &s)) != NULL; s++) {
 		forward(segment, x, y + first);
 		first += segment->n_channels;
 	}
@@ -49,7 +42,7 @@ void kv_row_codec_from_basis(const struct kv_row_codec *codec, const double *y, 
 	const struct kv_segment *segment;
 	double part[KV_HEAD_DIM_MAX];
 
-	for (uint32_t s = 0, first = 0; (segment = basis_segment(codec, &s)) != NULL; s++) {
+	for (uint32_t s = 0, first = 0; (segment = next_segment(codec, false, &s)) != NULL; s++) {
 		memcpy(part, y + first, segment->n_channels * sizeof(*part));
 		if (segment->rotation)
 			kv_rotation_backward_f64(segment->rotation, part, part);
@@ -66,7 +59,7 @@ void kv_row_codec_basis_row(const struct kv_row_codec *codec, uint32_t row_idx, 
 
 	KV_ASSERT(row_idx < codec->head_dim);
 	memset(row, 0, codec->head_dim * sizeof(*row));
-	for (uint32_t s = 0, first = 0; (segment = basis_segment(codec, &s)) != NULL; s++) {
+	for (uint32_t s = 0, first = 0; (segment = next_segment(codec, false, &s)) != NULL; s++) {
 		const uint32_t i = row_idx - first;
 
 		if (row_idx < first || i >= segment->n_channels) {
@@ -91,14 +84,14 @@ void kv_row_codec_prepare_rotated(const struct kv_row_codec *codec, const float 
 
 	for (uint32_t i = 0; i < codec->head_dim; i++)
 		y[i] = (double)q[i];
-	for (uint32_t s = 0, first = 0; (segment = basis_segment(codec, &s)) != NULL; s++) {
+	for (uint32_t s = 0, first = 0; (segment = next_segment(codec, false, &s)) != NULL; s++) {
 		memcpy(q_prepared + segment->prepared_idx, y + first, segment->n_channels * sizeof(*y));
 		first += segment->n_channels;
 	}
 	if (codec->prepared_dim == codec->head_dim)
 		return;
 	kv_row_codec_from_basis(codec, y, x);
-	for (uint32_t s = 0; (segment = added_segment(codec, &s)) != NULL; s++)
+	for (uint32_t s = 0; (segment = next_segment(codec, true, &s)) != NULL; s++)
 		forward(segment, x, q_prepared + segment->prepared_idx);
 }
 
@@ -108,7 +101,7 @@ static void sum_of_added(const struct kv_row_codec *codec, double *acc, double *
 	const struct kv_segment *segment;
 
 	memset(x, 0, codec->head_dim * sizeof(*x));
-	for (uint32_t s = 0; (segment = added_segment(codec, &s)) != NULL; s++) {
+	for (uint32_t s = 0; (segment = next_segment(codec, true, &s)) != NULL; s++) {
 		double *part = acc + segment->prepared_idx;
 
 		if (segment->rotation)
@@ -127,7 +120,7 @@ void kv_row_codec_finish_rotated(const struct kv_row_codec *codec, double *acc, 
 		sum_of_added(codec, acc, x);
 		kv_row_codec_to_basis(codec, x, y);
 	}
-	for (uint32_t s = 0, first = 0; (segment = basis_segment(codec, &s)) != NULL; s++) {
+	for (uint32_t s = 0, first = 0; (segment = next_segment(codec, false, &s)) != NULL; s++) {
 		for (uint32_t i = 0; i < segment->n_channels; i++)
 			out[first + i] = (float)((y[first + i] + acc[segment->prepared_idx + i]) * factor);
 		first += segment->n_channels;
