@@ -159,3 +159,24 @@ class Daemon:
             shutil.rmtree(self.folder, ignore_errors=True)
         if error[0] is None and code not in (None, 0):
             raise AssertionError(f"tqkvd ended with {code}")
+
+
+def folder_with(test, **files):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="tqkv-test."))
+    test.addCleanup(shutil.rmtree, folder, True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+    return folder
+
+
+def run_tqkvd(*args, env=None):
+    return subprocess.run([BUILD / "server/tqkvd", *map(str, args)], capture_output=True, text=True, timeout=PATIENCE_S,
+                          env=env)
+
+
+def until(test, condition, what):
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        test.assertLess(time.monotonic(), end, what)
+        time.sleep(0.02)
