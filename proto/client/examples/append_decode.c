@@ -5,7 +5,7 @@
  *		-Lbuild/proto/client -ltqkv -Wl,-rpath,build/proto/client
  *	./append_decode unix:/tmp/tqkvd.sock
  *
- * Installed: cc append_decode.c $(pkg-config --cflags --libs tqkv).
+ * Installed: cc append_decode.c -o append_decode $(pkg-config --cflags --libs tqkv).
  */
 #include <stdio.h>
 #include <stdlib.h>
