@@ -263,29 +263,29 @@ template <class Shape, class Scores, int BITS> struct grid_values {
 
 	/* ---- weights ---- */
 
+	/* Few units have a new maximum: lanes look at their own rows before they ask each other. */
 	__device__ __forceinline__ void raise_maxima(const struct unit<Shape> &unit)
 	{
-		bool has_moved = false;
-		float shrink[GROUPS];
+		float largest[GROUPS];
+		bool is_above = false;
 
 #pragma unroll
 		for (int h = 0; h < GROUPS; h++) {
-			const float m_new = fmaxf(m[h], max_over_rows(largest_of(unit, h)));
-
-			shrink[h] = m[h] - m_new;
-			has_moved |= m_new != m[h];
-			m[h] = m_new;
+			largest[h] = largest_of(unit, h);
+			is_above |= largest[h] > m[h];
 		}
-		if (!__any_sync(0xFFFFFFFFu, has_moved))
+		if (!__any_sync(0xFFFFFFFFu, is_above))
 			return;
 #pragma unroll
 		for (int h = 0; h < GROUPS; h++) {
-			const float factor = exp2_fast(shrink[h]);
+			const float m_new = fmaxf(m[h], max_over_rows(largest[h])),
+				    shrink = exp2_fast(m[h] - m_new);
 
-			l[h] *= factor;
+			m[h] = m_new;
+			l[h] *= shrink;
 #pragma unroll
 			for (int i = 0; i < SUMS; i++)
-				o[h][i] *= factor;
+				o[h][i] *= shrink;
 		}
 	}
 
