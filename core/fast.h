@@ -194,10 +194,11 @@ bool kv_fast_side_init(struct kv_fast_side *side, const struct kv_row_codec *cod
 
 /*
  * A query as kv_row_codec_prepare_query() gives it (prepared_dim float64), times `scale`, into slots: codes
- * or numbers [n_slots], units and sums [n_parts].
+ * or numbers [n_slots], units and sums [n_parts]. False: the product is too large or too small for float32,
+ * and what was made of it means nothing.
  */
-void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, double scale, int16_t *codes,
-	float *numbers, float *units, float *sums);
+KV_MUST_CHECK bool kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, double scale,
+	int16_t *codes, float *numbers, float *units, float *sums);
 /* Adds a weighted sum, slots and the sum of each part's zeros, to an accumulator of prepared_dim float64. */
 void kv_fast_collect(const struct kv_fast_side *side, const double *sums, const double *zeros, double *acc);
 

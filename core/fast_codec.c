@@ -329,16 +329,26 @@ static float make_tables(const struct kv_fast_part *part, const float *values, i
 	return unit;
 }
 
-void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, double scale, int16_t *codes,
+/*
+ * Where the largest number of a scaled query may be. Units of codes are some 2^-30 of it, and have to be
+ * normal numbers: below, numbers lose their digits, which large keys would show. Above, float32 may not hold
+ * it.
+ */
+#define SCALED_QUERY_MIN 0x1p-80
+#define SCALED_QUERY_MAX 0x1p100
+
+bool kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, double scale, int16_t *codes,
 	float *numbers, float *units, float *sums)
 {
 	float values[KV_FAST_SLOTS_MAX];
+	double most = 0;
 
 	for (uint32_t s = 0; s < side->n_slots; s++) {
 		const uint32_t at = side->prepared_of[s];
+		const double value = at == KV_FAST_SLOT_NONE ? 0 : q_prepared[at] * scale;
 
-		values[s] =
-			at == KV_FAST_SLOT_NONE ? 0 : (float)(q_prepared[at] * scale) * side->factor_of[s];
+		values[s] = (float)value * side->factor_of[s];
+		most = fmax(most, fabs(value));
 	}
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];
@@ -359,6 +369,7 @@ void kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, 
 					codes + part->slot);
 		}
 	}
+	return most == 0 || (most >= SCALED_QUERY_MIN && most <= SCALED_QUERY_MAX);
 }
 
 void kv_fast_collect(const struct kv_fast_side *side, const double *sums, const double *zeros, double *acc)

@@ -44,15 +44,18 @@ static struct kv_finding prepare(const struct kv_fast_task *task, struct kv_fast
 			return found(task, KV_BAD_VALUE, kv_fast_row_of(task, query));
 		prepared->offset = (float)((double)task->op->scale *
 			kv_attention_prepare(&task->input, scratch->q, scratch->prepared));
-		kv_fast_prepare(&task->layer->k, scratch->prepared, (double)task->op->scale,
+		bool is_held = kv_fast_prepare(&task->layer->k, scratch->prepared, (double)task->op->scale,
 			(int16_t *)(void *)(prepared + 1), (float *)(void *)(prepared + 1), prepared->units,
 			prepared->sums);
+
 		if (kv_fast_has_exact(task)) {
 			kv_attention_prepare_exact(&task->input, scratch->q, scratch->exact);
-			kv_fast_prepare(&task->pool->exact_k, scratch->exact, (double)task->op->scale, NULL,
-				kv_fast_exact_numbers(prepared, task->layer), &prepared->exact_unit,
-				&prepared->exact_sum);
+			is_held &= kv_fast_prepare(&task->pool->exact_k, scratch->exact,
+				(double)task->op->scale, NULL, kv_fast_exact_numbers(prepared, task->layer),
+				&prepared->exact_unit, &prepared->exact_sum);
 		}
+		if (!is_held)
+			prepared->offset = NAN; /* so is every logit, and the scalar routine answers */
 	}
 	return found(task, KV_OK, 0);
 }

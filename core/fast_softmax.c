@@ -126,13 +126,16 @@ INLINE f32_lanes tanh_lanes(f32_lanes x)
 	return (f32_lanes)(((i32_lanes)near & is_near) | ((i32_lanes)far & ~is_near));
 }
 
-/* cap * tanh(x / cap), which is x where the quotient is so small that it may be no normal number. */
+/*
+ * cap * tanh(x / cap), which is x where the quotient is so small that it may be no normal number. An infinite
+ * x gives NaN: the cap must not hide that float32 did not hold it.
+ */
 INLINE f32_lanes capped(f32_lanes x, float cap)
 {
 	const f32_lanes quotient = x / repeat_f32(cap);
 	const f32_lanes size = (f32_lanes)((i32_lanes)quotient & INT32_MAX);
 	const i32_lanes is_straight = size < repeat_f32(0x1p-13f);
-	const f32_lanes bent = repeat_f32(cap) * tanh_lanes(quotient);
+	const f32_lanes bent = repeat_f32(cap) * tanh_lanes(quotient) + (x - x);
 
 	return (f32_lanes)(((i32_lanes)x & is_straight) | ((i32_lanes)bent & ~is_straight));
 }

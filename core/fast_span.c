@@ -206,6 +206,15 @@ static void hide_unseen(const struct kv_fast_seat *seat, const struct step *step
 	}
 }
 
+/* Whether the query sees any token of the step. */
+static bool sees_some(const struct kv_fast_seat *seat, const struct step *step)
+{
+	const struct kv_attention_range *seen = &seat->tokens;
+
+	return step->lo < kv_fast_min(step->hi, seen->first_hi) ||
+		kv_fast_max(step->lo, seen->lo) < kv_fast_min(step->hi, seen->hi);
+}
+
 static void scale_sums(const struct kv_fast_kernels *kernels, float *sums, uint32_t n_slots, float factor)
 {
 	if (factor > 0)
@@ -234,7 +243,11 @@ static bool weigh(const struct pass *pass, const struct step *step, uint32_t sea
 		max = kernels->max(logits, n);
 	}
 	if (!kv_f32_is_finite(max)) {
-		if (partial && !(max < 0)) /* a logit that float32 cannot hold */
+		/*
+		 * No logit of a token that it sees is one that float32 can hold. Beside tokens that it does
+		 * not see the greatest of NaN and -infinity may be either.
+		 */
+		if (partial && sees_some(seat, step))
 			partial->sum = NAN;
 		memset(logits, 0, n * sizeof(*logits));
 		return false;

@@ -450,7 +450,7 @@ static void check_spikes_as_k(const struct kv_fast_kernels *kernels, const struc
 			q[i] = c == 0 ? 1 : sin(i * i);
 			size += fabs(q[i]);
 		}
-		kv_fast_prepare(&side, q, 0.25, codes, numbers, units, sums);
+		ck_assert(kv_fast_prepare(&side, q, 0.25, codes, numbers, units, sums));
 		kernels->score(&side, rows, &query, 1, products);
 		for (uint32_t t = 0; t < rows->n_rows; t++) {
 			double exact = 0, row_size = 0;
