@@ -111,8 +111,12 @@ static void set_marks(struct kv_pool *pool, uint32_t group_idx)
 	const struct kv_domain_limits *limits = &pool->domain->limits;
 	const uint32_t n_blocks = pool->spec->n_blocks[group_idx];
 
+	/* A low mark that nobody set is the high one: without it making room would end before it began. */
+	const uint32_t low_percent =
+		limits->evict_low_percent ? limits->evict_low_percent : limits->evict_high_percent;
+
 	pool->evict_high_blocks[group_idx] = mark_of(n_blocks, limits->evict_high_percent);
-	pool->evict_low_blocks[group_idx] = mark_of(n_blocks, limits->evict_low_percent);
+	pool->evict_low_blocks[group_idx] = mark_of(n_blocks, low_percent);
 }
 
 enum kv_status kv_domain_pool_add(struct kv_domain *domain, struct kv_pool_spec *spec,

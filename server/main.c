@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/backend_cpu.h"
@@ -287,9 +288,6 @@ static void turn_until_done(struct parts *parts)
 		look_after_reload(parts, &n_reloads_seen);
 		if (n_stop_signals > n_seen) {
 			n_seen = n_stop_signals;
-			srv_log(SRV_LOG_INFO,
-				"stopping: sessions go on for at most drain_timeout_ms, what is in flight is "
-				"answered");
 			srv_server_drain(server);
 		}
 		/* By a signal, or over HTTP. */
@@ -336,6 +334,29 @@ static void stop(struct parts *parts)
 	srv_settings_finish(&parts->settings);
 }
 
+/*
+ * A drain would find out too late, with rows in hand and nowhere to put them. The daemon makes no folder: one
+ * that is missing may be a disk that was not mounted.
+ */
+static enum kv_status check_snapshot_dir(const struct srv_options *options, struct kv_error *err)
+{
+	const char *dir = options->snapshot_dir;
+	struct stat found;
+
+	if (strcmp(dir, "off") == 0)
+		return KV_OK;
+	if (stat(dir, &found) != 0)
+		return kv_fail(err, KV_BAD_CONFIG, "snapshot_dir: %.200s: %s%s", dir, strerror(errno),
+			errno == ENOENT ? "; make it, and let the daemon's user write there" : "");
+	if (!S_ISDIR(found.st_mode))
+		return kv_fail(err, KV_BAD_CONFIG, "snapshot_dir: %.200s is no folder", dir);
+	if (access(dir, R_OK | W_OK | X_OK) != 0)
+		return kv_fail(err, KV_BAD_CONFIG,
+			"snapshot_dir: %.200s: %s; the daemon's user (%u) has to read and write there", dir,
+			strerror(errno), (unsigned)geteuid());
+	return KV_OK;
+}
+
 /* Reads the options. False: *exit_code says how the program ends. */
 static bool read_settings(struct parts *parts, int argc, char **argv, int *exit_code)
 {
@@ -354,9 +375,11 @@ static bool read_settings(struct parts *parts, int argc, char **argv, int *exit_
 		break;
 	}
 	const bool is_check_only = options.is_check_only;
-	const enum kv_status status =
-		srv_settings_init(&parts->settings, &options, argc, argv, kv_files_system(), &err);
+	enum kv_status status = check_snapshot_dir(&options, &err);
 
+	if (status == KV_OK)
+		status = srv_settings_init(
+			&parts->settings, &options, argc, argv, kv_files_system(), &err);
 	if (status != KV_OK) {
 		fprintf(stderr, "tqkvd: %s\n", err.msg);
 		srv_options_finish(&options);

@@ -415,6 +415,31 @@ static enum kv_status check_http(const struct srv_options *options, struct kv_er
 	return status;
 }
 
+/* Options that would be without effect, or end the start later, when another one is not given with them. */
+static enum kv_status check_pairs(const struct srv_options *options, struct kv_error *err)
+{
+	if (options->inflight_bytes_max < options->frame_bytes_max)
+		return kv_fail(err, KV_BAD_CONFIG,
+			"inflight_bytes_max: %llu is less than frame_bytes_max (%llu), so a frame of full "
+			"size "
+			"could never be accepted",
+			(unsigned long long)options->inflight_bytes_max,
+			(unsigned long long)options->frame_bytes_max);
+	if (options->evict_low_percent > options->evict_high_percent)
+		return kv_fail(err, KV_BAD_CONFIG,
+			"evict_low_percent: %u is above evict_high_percent (%u%s), so no room would ever be "
+			"made",
+			options->evict_low_percent, options->evict_high_percent,
+			options->evict_high_percent ? "" : ", which is off");
+	if (options->snapshot_on_drain && is_off(options->snapshot_dir))
+		return kv_fail(err, KV_BAD_CONFIG,
+			"snapshot_on_drain: there is no snapshot_dir to keep the snapshot in");
+	if (!is_off(options->restore) && is_off(options->snapshot_dir))
+		return kv_fail(err, KV_BAD_CONFIG,
+			"restore: there is no snapshot_dir to restore '%.80s' from", options->restore);
+	return KV_OK;
+}
+
 enum kv_status srv_options_check(struct srv_options *options, struct kv_error *err)
 {
 	uint64_t n_bytes;
@@ -437,16 +462,7 @@ enum kv_status srv_options_check(struct srv_options *options, struct kv_error *e
 			options->unix_uids);
 	if (status == KV_OK)
 		status = check_http(options, err);
-	if (status != KV_OK)
-		return status;
-	if (options->inflight_bytes_max < options->frame_bytes_max)
-		return kv_fail(err, KV_BAD_CONFIG,
-			"inflight_bytes_max: %llu is less than frame_bytes_max (%llu), so a frame of full "
-			"size "
-			"could never be accepted",
-			(unsigned long long)options->inflight_bytes_max,
-			(unsigned long long)options->frame_bytes_max);
-	return KV_OK;
+	return status == KV_OK ? check_pairs(options, err) : status;
 }
 
 void srv_options_wrap_pool(const struct srv_options *options, size_t idx, struct kv_error *err)

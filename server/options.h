@@ -60,7 +60,7 @@
 		"how long OPEN with a reservation waits for blocks, 0 = POOL_FULL at once")                 \
 	N(evict_high_percent, 0, 0, 100,                                                                    \
 		"with more of a pool in use, idle prefixes and evictable sequences go, 0 = on demand")      \
-	N(evict_low_percent, 0, 0, 100, "until so much of the pool is in use")                              \
+	N(evict_low_percent, 0, 0, 100, "until so much of the pool is in use, 0 = evict_high_percent")      \
 	N(io_timeout_ms, 10000, 10, 3600000,                                                                \
 		"a peer that stalls inside a frame for so long is disconnected")                            \
 	N(send_timeout_ms, 10000, 10, 3600000,                                                              \

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/batch_run.h"
 #include "core/checked.h"
 #include "core/memory.h"
 #include "core/row_kernels.h"
@@ -273,22 +274,45 @@ static enum kv_status read_file(
 	return status;
 }
 
+/* Pools that cannot all lie in `memory`, whatever backend serves. A share of what is free is the machine's. */
+static enum kv_status take_pages(const struct srv_options *options, const struct kv_pool_spec *spec,
+	uint64_t *left_bytes, struct kv_error *err)
+{
+	uint64_t n_bytes = 0;
+
+	if (strchr(options->memory, '%'))
+		return KV_OK;
+	if (!kv_batch_pages_bytes(spec, &n_bytes) || n_bytes > *left_bytes)
+		return kv_fail(err, KV_BAD_CONFIG,
+			"pool \"%s\" takes %llu bytes, of memory (%s) %llu are left for it", spec->name,
+			(unsigned long long)n_bytes, options->memory, (unsigned long long)*left_bytes);
+	*left_bytes -= n_bytes;
+	return KV_OK;
+}
+
 /* --check-config: makes every pool specification once, so that nothing but the machine is left to fail. */
 static enum kv_status check_pools_completely(
 	const struct srv_options *options, const struct kv_files *files, struct kv_error *err)
 {
 	size_t idx;
 	json_t *pool;
+	uint64_t left_bytes = 0;
+	const enum kv_status known = srv_options_memory_bytes(options, UINT64_MAX, &left_bytes, err);
 
+	if (known != KV_OK)
+		return known;
 	json_array_foreach (options->pools, idx, pool) {
 		struct kv_pool_spec *spec = NULL;
-		const enum kv_status status = kv_pool_spec_create_with(pool, files, &spec, err);
+		enum kv_status status = kv_pool_spec_create_with(pool, files, &spec, err);
 
+		if (status == KV_OK) {
+			status = take_pages(options, spec, &left_bytes, err);
+			kv_pool_spec_destroy(spec);
+		}
 		if (status != KV_OK) {
 			srv_options_wrap_pool(options, idx, err);
 			return status;
 		}
-		kv_pool_spec_destroy(spec);
 	}
 	return KV_OK;
 }

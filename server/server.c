@@ -272,8 +272,13 @@ static void drain_step(struct srv_server *server)
 	if (!server->is_draining)
 		return;
 	if (server->stopped_ns == 0 &&
-		(server->now_ns >= server->drain_end_ns || kv_domain_n_owned(server->domain) == 0))
+		(server->now_ns >= server->drain_end_ns || kv_domain_n_owned(server->domain) == 0)) {
 		server->stopped_ns = server->now_ns;
+		if (!server->options->snapshot_on_drain && kv_domain_n_sessions(server->domain) > 0)
+			srv_log(SRV_LOG_WARNING,
+				"%u sessions end here, and their rows with them: snapshot_on_drain is off",
+				kv_domain_n_sessions(server->domain));
+	}
 	if (!server->options->snapshot_on_drain || server->has_saved || !is_answered(server) ||
 		srv_checkpoint_is_running(server->checkpoint))
 		return;
@@ -442,6 +447,10 @@ void srv_server_drain(struct srv_server *server)
 	if (server->is_draining)
 		return;
 	server->is_draining = true;
+	srv_log(SRV_LOG_INFO,
+		"stopping: sessions (%u) go on for at most %u ms (drain_timeout_ms), what is in flight is "
+		"answered",
+		kv_domain_n_sessions(server->domain), server->options->drain_timeout_ms);
 	server->drain_end_ns = server->now_ns + server->options->drain_timeout_ms * KV_NS_PER_MS;
 	server->io->ops->stop_listening(server->io);
 	srv_conns_goaway(server);

@@ -51,6 +51,27 @@ class CommandLine(unittest.TestCase):
                 for word in words:
                     self.assertIn(word, done.stderr)
 
+    def test_a_snapshot_folder_that_cannot_take_a_snapshot_is_found_at_the_start(self):
+        """A drain would find it out with rows in hand and nowhere to put them."""
+        with tempfile.TemporaryDirectory(prefix="tqkv-test.") as folder:
+            file = pathlib.Path(folder) / "file"
+            file.touch()
+            for path, word in ((pathlib.Path(folder) / "missing", "No such file or directory; make it"), (file, "is no folder")):
+                for how in (["--check-config"], ["--listen", f"unix:{folder}/s", "--http", "off", "--memory", "64MiB"]):
+                    with self.subTest(path=path, how=how[0]):
+                        done = run("--snapshot-dir", path, *how)
+                        self.assertEqual(done.returncode, 2, done.stderr)
+                        self.assertIn(f"snapshot_dir: {path}", done.stderr)
+                        self.assertIn(word, done.stderr)
+            self.assertEqual(run("--snapshot-dir", folder, "--check-config").returncode, 0)
+
+    def test_check_config_finds_pools_that_do_not_fit(self):
+        pool = "name=x,layers=32,q_heads=4,kv_heads=2,head_dim=64,k=tq4,v=tq4,block_size=16,blocks=1024"
+        done = run("--check-config", "--memory", "64MiB", "--pool", pool)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn('--pool number 1: pool "x" takes 75497472 bytes, of memory (64MiB) 67108864 are left', done.stderr)
+        self.assertEqual(run("--check-config", "--memory", "80MiB", "--pool", pool).returncode, 0)
+
     def test_check_config_accepts_what_the_daemon_tells_about_itself(self):
         with Daemon("--pool", DEMO) as daemon, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(daemon.get("/v1/config"), file)
@@ -130,6 +151,9 @@ class Process(unittest.TestCase):
             self.assertGreater(time.monotonic() - started, 1.4)
             self.assertEqual(daemon.stop(), 0)
             self.assertGreater(position, 10)
+            self.assertIn("stopping: sessions (1) go on for at most 1500 ms", daemon.log())
+            lost = "warning 1 sessions end here, and their rows with them: snapshot_on_drain is off"
+            self.assertEqual(lost in daemon.log(), "--snapshot-on-drain" not in args)
             return position
 
     def test_draining_lets_sessions_go_on(self):

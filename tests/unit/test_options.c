@@ -181,6 +181,11 @@ START_TEST(test_options_refuses_flags)
 	ASSERT_REFUSED("'stray'", "not an option", "--io=auto", "stray", "--lease-ms=1000");
 	ASSERT_REFUSED(
 		"inflight_bytes_max: 65536", "frame_bytes_max (1048576)", "--inflight-bytes-max=64KiB");
+	ASSERT_REFUSED("evict_low_percent: 80", "above evict_high_percent (50)", "--evict-high-percent=50",
+		"--evict-low-percent=80");
+	ASSERT_REFUSED("evict_low_percent: 80", "which is off", "--evict-low-percent=80");
+	ASSERT_REFUSED("snapshot_on_drain", "there is no snapshot_dir", "--snapshot-on-drain");
+	ASSERT_REFUSED("restore", "no snapshot_dir to restore 'one' from", "--restore=one");
 	ASSERT_REFUSED("--pool", "", "--pool", "name=x,layers=");
 	ASSERT_REFUSED("pools[1].name", "'smol' is already the name of pools[0]", "--pool", SMOL_SHORT,
 		"--pool", SMOL_SHORT);

@@ -170,6 +170,14 @@ START_TEST(test_options_check_config)
 	file_text = "{\"pools\":[" SMOL ",{\"name\":\"bad\",\"layers\":0}]}";
 	ck_assert_int_eq(PARSE(&options, "--check-config", "--config=c.json"), SRV_OPTIONS_USAGE);
 	assert_has(error.msg, "pools[1]: ");
+	/* Memory of a size is known here; a share is found out by the start. */
+	file_text = "{\"memory\":\"4KiB\",\"pools\":[" SMOL "]}";
+	ck_assert_int_eq(PARSE(&options, "--check-config", "--config=c.json"), SRV_OPTIONS_USAGE);
+	assert_has(error.msg, "pools[0]: pool \"smol\" takes ");
+	assert_has(error.msg, "of memory (4KiB) 4096 are left for it");
+	file_text = "{\"memory\":\"1%\",\"pools\":[" SMOL "]}";
+	ck_assert_int_eq(PARSE(&options, "--check-config", "--config=c.json"), SRV_OPTIONS_RUN);
+	srv_options_finish(&options);
 }
 END_TEST
 

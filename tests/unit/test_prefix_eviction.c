@@ -108,6 +108,31 @@ START_TEST(test_prefix_watermarks)
 }
 END_TEST
 
+/* A high mark alone keeps a pool at that mark. */
+START_TEST(test_prefix_high_mark_alone)
+{
+	static const struct kv_domain_limits limits = { .sessions_max = 4,
+		.sequences_max = 20,
+		.lease_ms = 1000,
+		.lease_ms_max = 1000,
+		.evict_high_percent = 80 };
+	struct rig rig;
+	struct kv_item item;
+
+	kv_test_domain_init(&rig.test, &limits, RIG_POOL, RIG_GROUPS, 1);
+	rig.pool = rig.test.pool;
+	rig.session = kv_test_open(&rig.test);
+	for (uint64_t id = 1; id <= 9; id++) {
+		item = plan(&rig, KV_ITEM_APPEND, id, 0, 16, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
+		finish(&item, KV_OK, KV_OK, 16);
+	}
+	kv_domain_release(rig.test.domain, 1024);
+	ck_assert_uint_eq(n_free(&rig, 0), 2);
+	ck_assert_uint_eq(rig.pool->n_evicted_sequences, 1);
+	rig_finish(&rig);
+}
+END_TEST
+
 /* FAILURES P6, L14: evicting is bounded between two calls of kv_domain_release(). */
 START_TEST(test_prefix_eviction_is_bounded)
 {
@@ -138,6 +163,7 @@ int main(void)
 	tcase_add_test(tcase, test_prefix_order_of_eviction);
 	tcase_add_test(tcase, test_prefix_nobody_is_evicted_for_himself);
 	tcase_add_test(tcase, test_prefix_watermarks);
+	tcase_add_test(tcase, test_prefix_high_mark_alone);
 	tcase_add_test(tcase, test_prefix_eviction_is_bounded);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK_GETENV);
