@@ -205,8 +205,10 @@ static enum kv_status start(struct parts *parts, struct kv_error *err)
 		return status;
 	if ((status = srv_server_listen(parts->server, err)) != KV_OK)
 		return status;
-	if ((status = start_http(parts, err)) != KV_OK)
+	if ((status = start_http(parts, err)) != KV_OK) {
+		srv_options_tell_environment(options, err);
 		return status;
+	}
 	/* The last step: a start that fails leaves the snapshot to the next one. */
 	return srv_server_settle_drained(parts->server, err);
 }
@@ -377,9 +379,10 @@ static bool read_settings(struct parts *parts, int argc, char **argv, int *exit_
 	const bool is_check_only = options.is_check_only;
 	enum kv_status status = check_snapshot_dir(&options, &err);
 
-	if (status == KV_OK)
-		status = srv_settings_init(
-			&parts->settings, &options, argc, argv, kv_files_system(), &err);
+	if (status != KV_OK)
+		srv_options_tell_environment(&options, &err);
+	else
+		status = srv_settings_init(&parts->settings, &options, argc, argv, kv_files_system(), &err);
 	if (status != KV_OK) {
 		fprintf(stderr, "tqkvd: %s\n", err.msg);
 		srv_options_finish(&options);

@@ -125,6 +125,12 @@ KV_MUST_CHECK enum kv_status srv_options_merge_json(struct srv_options *options,
 void srv_options_finish(struct srv_options *options);
 /* Puts where pools[idx] was declared in front of an error: the file or the flag. */
 void srv_options_wrap_pool(const struct srv_options *options, size_t idx, struct kv_error *err);
+/*
+ * Puts the variable in front of an error that begins with the name of a text option, when the option's value
+ * is that of the environment: TQKV_HTTP is also where tqkvctl and Python look, and may have been set for
+ * them.
+ */
+void srv_options_tell_environment(const struct srv_options *options, struct kv_error *err);
 /* The configuration as GET /v1/config returns it (same schema as the file). json_decref() it. */
 json_t *srv_options_to_json(const struct srv_options *options);
 /* "2GiB" or "80%" of free_bytes, rounded down to 4096. */

@@ -274,7 +274,8 @@ static enum kv_status read_file(
 	return status;
 }
 
-/* Pools that cannot all lie in `memory`, whatever backend serves. A share of what is free is the machine's. */
+/* Pools that cannot all lie in `memory`, whatever backend serves. A share of what is free is the machine's.
+ */
 static enum kv_status take_pages(const struct srv_options *options, const struct kv_pool_spec *spec,
 	uint64_t *left_bytes, struct kv_error *err)
 {
@@ -288,6 +289,26 @@ static enum kv_status take_pages(const struct srv_options *options, const struct
 			(unsigned long long)n_bytes, options->memory, (unsigned long long)*left_bytes);
 	*left_bytes -= n_bytes;
 	return KV_OK;
+}
+
+void srv_options_tell_environment(const struct srv_options *options, struct kv_error *err)
+{
+	const size_t n_bytes = strcspn(err->msg, ":");
+	char name[SRV_OPTION_NAME_BYTES_MAX];
+
+	for (size_t i = 0; i < SRV_N_OPTIONS; i++) {
+		const struct srv_option_row *row = &srv_option_rows[i];
+
+		if (row->kind != SRV_OPTION_TEXT || strlen(row->name) != n_bytes ||
+			memcmp(row->name, err->msg, n_bytes) != 0)
+			continue;
+		srv_option_env_name(row, name);
+		const char *value = getenv(name);
+
+		if (value && strcmp(value, (const char *)options + row->offset) == 0)
+			kv_error_wrap(err, "environment %s", name);
+		return;
+	}
 }
 
 /* --check-config: makes every pool specification once, so that nothing but the machine is left to fail. */
@@ -340,8 +361,11 @@ enum srv_options_outcome srv_options_parse(struct srv_options *options, int argc
 		status = check_instruction_set(err);
 	if (status == KV_OK)
 		status = walk_second(options, &cli, err);
-	if (status == KV_OK)
+	if (status == KV_OK) {
 		status = srv_options_check(options, err);
+		if (status != KV_OK)
+			srv_options_tell_environment(options, err);
+	}
 	if (status == KV_OK && options->is_check_only)
 		status = check_pools_completely(options, files, err);
 	if (status != KV_OK) {

@@ -140,6 +140,14 @@ START_TEST(test_options_precedence)
 	srv_options_finish(&options);
 	setenv("TQKV_FRAME_BYTES_MAX", "12 KiB", 1);
 	ASSERT_REFUSED("environment TQKV_FRAME_BYTES_MAX: '12 KiB'", "from 64 KiB to 16 MiB", "--io=auto");
+	unsetenv("TQKV_FRAME_BYTES_MAX");
+	/* Set for tqkvctl, perhaps: a value that is refused later says where it is from, too, unless a flag
+	 * won. */
+	setenv("TQKV_HTTP", "https://localhost:7871", 1);
+	ASSERT_REFUSED("environment TQKV_HTTP: http: expected HOST:PORT or off", "localhost", "--io=auto");
+	ASSERT_REFUSED("http: expected HOST:PORT or off", "", "--http=nowhere");
+	ck_assert_ptr_null(strstr(error.msg, "environment"));
+	unsetenv("TQKV_HTTP");
 	static const char *const names[] = { "TQKV_LEASE_MS", "TQKV_SESSIONS_MAX", "TQKV_SEQUENCES_MAX",
 		"TQKV_INSECURE", "TQKV_PORT", "TQKV_FRAME_BYTES_MAX" };
 
