@@ -225,6 +225,9 @@ static enum kv_status attach_session(struct srv_conn *conn, struct kv_session **
 	const enum kv_status status = kv_session_attach(server->domain, request->session_name.data,
 		request->session_name.n_bytes, tenant_of(conn), conn->id, server->now_ns, session);
 
+	if (status == KV_NOT_FOUND)
+		return kv_fail(err, status, "no session \"%.*s\"", (int)request->session_name.n_bytes,
+			(const char *)request->session_name.data);
 	return status == KV_OK ? KV_OK : kv_fail(err, status, "%s", kv_status_row(status)->text);
 }
 

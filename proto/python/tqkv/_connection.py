@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import time
+import weakref
 
 from . import _wire as wire
 from .errors import ArgumentError, Status, TqkvError
@@ -35,6 +36,19 @@ def parse_address(address):
         if host and port.isascii() and port.isdigit() and int(port) < 65536:
             return None, (host, int(port))
     raise ArgumentError(f"address {address!r}: expected unix:/path, tcp:host:port or tcp:[v6 address]:port")
+
+
+_open = weakref.WeakSet()  # connections of this process
+
+
+def _disown():
+    """In a child of os.fork(): two processes that read from one socket would take each other's replies."""
+    for connection in list(_open):
+        connection.lose(TqkvError(Status.IO_ERROR, f"the connection to {connection.address} belongs to the process that forked "
+                                  "this one, which has to make a Client of its own"))
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 class Request:
@@ -102,6 +116,7 @@ class Connection:
                 continue
             self._socket = sock
             self._poll = select.poll()
+            _open.add(self)
             return
         error = last if isinstance(last, TqkvError) else TqkvError(
             Status.IO_ERROR, f"cannot connect to {self.address}: {last.strerror or last if last else 'no address'}")

@@ -6,7 +6,7 @@ import numpy as np
 
 from . import _wire as wire
 from . import dtypes
-from .errors import ArgumentError, ArgumentTypeError, Status, TqkvError
+from .errors import ArgumentError, ArgumentTypeError, Status, TqkvError, status_text
 
 Part = namedtuple("Part", "layer_first n_layers position n_tokens")
 
@@ -31,6 +31,9 @@ class Job:
         told = self.session._tell(self.deadline, self.sequence, 1)
         if not told or told[0].sequence != self.sequence:
             raise TqkvError(Status.NOT_FOUND, f"the session has no sequence {self.sequence}", is_local=False)
+        if told[0].state == "evicted":  # it has no rows, which is not the same as a length of 0
+            raise TqkvError(Status.EVICTED, f"READ: sequence {self.sequence}: {status_text(Status.EVICTED)}",
+                            is_local=False)
         return min(told[0].lengths[self.first:self.first + self.n_layers])
 
     # ---- sizes ----

@@ -482,6 +482,26 @@ class Call:
                            item.done if self.is_last_pass else 0, item.layer, item.row, item.retry_after_ms)
                 for item in self.items]
 
+    def _blame(self, result):
+        """What is wrong with the row that cannot be stored: the server names the row, and its numbers are here."""
+        item = self.items[result.index]
+        if result.status != Status.BAD_VALUE or result.row is None or result.layer is None:
+            return ""
+        layer = result.layer - self.layer_first
+        for side, dtype in (("k", self.k_dtype), ("v", self.v_dtype), ("q", self.q_dtype)):
+            rows = getattr(item, side)
+            if rows is None or dtype == dtypes.PACKED:
+                continue
+            rows = rows if side == "q" else rows[layer]
+            if result.row >= len(rows):
+                continue
+            row = dtypes.to_f32(rows[result.row], dtype)
+            bad = np.argwhere(~np.isfinite(row))
+            if len(bad):
+                head, channel = bad[0]
+                return f": {side} of head {head}, channel {channel} is {row[head, channel]}"
+        return ""
+
     def failure(self):
         """None, or the exception that tells everything about the call."""
         results = self.results()
@@ -492,9 +512,10 @@ class Call:
         if self.error is not None:
             error = self.error.copy(results=results, detail=f"{name}: {self.error.detail}")
         else:
-            detail = f"{name}: {failed[0].describe()}"
+            detail = failed[0].describe(name) + self._blame(failed[0])
             if len(results) > 1:
-                detail = f"{name}: {len(failed)} of {len(results)} items failed; {failed[0].describe()}"
+                detail = f"{len(failed)} of {len(results)} items failed; {detail}"
+            detail = f"{name}: {detail}"
             error = TqkvError(failed[0].status, detail, scope="item", is_local=False, results=results,
                               retry_after_ms=max(result.retry_after_ms for result in failed),
                               outcome_unknown=any(item.is_unknown for item in self.items))

@@ -92,8 +92,16 @@ class SequenceOps:
         if sequence:
             self._settle([sequence], deadline)
             self._unsure.add(sequence)
-        reply = self._client._run([lambda: self._client._submit(op, packed, payload, session=self.handle,
-                                                                deadline=deadline)], deadline)[0]
+        try:
+            reply = self._client._run([lambda: self._client._submit(op, packed, payload, session=self.handle,
+                                                                    deadline=deadline)], deadline)[0]
+        except TqkvError as error:
+            if error.is_local or not sequence:
+                raise
+            detail = error.detail
+            if error.status == Status.POSITION:
+                detail = f"{len(ids)} token ids are given, it has {error.expected} tokens on all layers"
+            raise error.copy(detail=f"{wire.opcode_name(op)}: sequence {sequence}: {detail}") from None
         self._unsure.discard(sequence)
         return reply
 

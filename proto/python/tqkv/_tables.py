@@ -20,17 +20,21 @@ def _payload(parts):
     return offsets, bytes(payload)
 
 
-def _item(session, request, reply):
-    """The one item of the reply; raises what it says."""
+def _item(session, request, reply, explain):
+    """The one item of the reply; raises what it says. explain: what is wrong at the place that it names."""
     if len(reply.items) != 1:
         session._client._bad_reply(request, f"{len(reply.items)} items, expected 1")
     item = reply.items[0]
     if item.status != Status.OK:
-        where = "" if item.row == 0xFFFFFFFF else f" at {item.row}"
+        where = "" if item.row == 0xFFFFFFFF else f" at {item.row}{explain(item.status, item.row)}"
         error = TqkvError(item.status, scope="item", is_local=False, retry_after_ms=item.retry_after_ms, item=0,
                           got=0 if item.row == 0xFFFFFFFF else item.row)
         raise error.copy(detail=f"{error.detail}{where}")
     return item
+
+
+def _n_slots(session):
+    return session.reserved_blocks * session.geometry.block_size
 
 
 def _run(session, opcode, op, payload, deadline):
@@ -61,7 +65,13 @@ def update(session, slots, k, v, layer_first, layers_axis, deadline):
     op = wire.LAYOUTS["slots_req"].pack(layer_first=layer_first, n_layers=n_layers or 1, n_tokens=n_tokens,
                                         k_dtype=k_dtype, v_dtype=v_dtype, flags=0, k_off=k_off, v_off=v_off,
                                         slots_off=slots_off, fingerprint=0)
-    _item(session, *_run(session, wire.UPDATE_SLOTS, op, payload, deadline))
+
+    def explain(status, row):
+        if status != Status.SLOT_OUT_OF_RANGE or row >= len(slots):
+            return ""
+        return f": slots[{row}] is {slots[row]}, the session has slots 0 to {_n_slots(session) - 1}"
+
+    _item(session, *_run(session, wire.UPDATE_SLOTS, op, payload, deadline), explain)
 
 
 def decode(session, layer, q, table, seen, lse, dtype, scale, window, sinks, deadline, q_rotated=False, out_rotated=False):
@@ -83,7 +93,19 @@ def decode(session, layer, q, table, seen, lse, dtype, scale, window, sinks, dea
         | rotated_flags(q_rotated, out_rotated),
         table_off=table_off, seen_off=seen_off, q_off=q_off, scale=scale, window=window, fingerprint=0)
     request, reply = _run(session, wire.DECODE_TABLE, op, payload, deadline)
-    _item(session, request, reply)
+    q_len = n_q // max(n, 1)
+
+    def explain(status, place):
+        stride = table.shape[1]
+        if status == Status.SLOT_OUT_OF_RANGE and place < table.size:
+            return (f": table[{place // stride}][{place % stride}] is {table.flat[place]}, the session has blocks 0 to "
+                    f"{session.reserved_blocks - 1}")
+        if status in (Status.BAD_ARG, Status.LEN_LIMIT) and place < n:
+            most = min(stride * g.block_size, session.tokens_max)
+            return f": seen[{place}] is {seen[place]}, expected {q_len} to {most} with {stride} blocks of {g.block_size} tokens"
+        return ""
+
+    _item(session, request, reply, explain)
     shape = q.shape[:-1] + (g.v_head_dim,)
     numpy_type = dtypes.NUMPY[out_dtype]
     try:

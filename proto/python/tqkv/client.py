@@ -70,7 +70,7 @@ class Client:
     anything else is never tried again: it is over when somebody gives something back, which may be the caller.
 
     Threads: a client, its sessions and its pipelines belong to one thread at a time; nothing here takes a lock.
-    Different clients are independent. After os.fork() the child must not use the parent's clients.
+    Different clients are independent. After os.fork() the child's copies are not connected: it makes its own.
 
     Sessions live in the daemon as long as their lease is renewed: by any call, or by ping().
     """
@@ -94,6 +94,10 @@ class Client:
         self.server = None  # a ServerInfo: what HELLO told
         self._connection = Connection(address, body_crc=body_crc, timings=timings)
         self._dial(now() + self.connect_timeout, 0)
+
+    def __repr__(self):
+        state = "" if self.is_connected else ", not connected"
+        return f"<tqkv.Client {self._connection.address}{state}>"
 
     # ---- connection ----
 

@@ -120,9 +120,9 @@ def _turn_of(given, d, seed):
 
 
 KNOWN_MEMBERS = frozenset(
-    "alibi block_size group groups k k_center k_channels k_codebook k_head_dim k_projection k_rotation kv_heads layers "
-    "model norm_correction q_heads recipe_scale scale sink_tokens sinks softcap v v_channels v_codebook v_head_dim "
-    "v_projection v_rotation window".split())
+    "alibi block_size exact_tokens group groups k k_center k_channels k_codebook k_head_dim k_projection k_rotation "
+    "kv_heads layers model norm_correction q_heads recipe_scale scale sink_tokens sinks softcap v v_channels v_codebook "
+    "v_head_dim v_projection v_rotation window".split())
 
 
 class PoolCodec:

@@ -101,11 +101,17 @@ class ItemResult(namedtuple("ItemResult", "index sequence status length n_tokens
     def __str__(self):
         return f"{self.status_name}: {self.describe()}"
 
-    def describe(self):
-        """As str(), without the status' name."""
-        text = f"sequence {self.sequence}: {status_text(self.status)}"
-        if self.status == Status.POSITION:
-            text += f", the sequence has {self.length} tokens"
+    def describe(self, operation=""):
+        """As str(), without the status' name. operation: the name of what was called, which may know more."""
+        text = f"sequence {self.sequence}: "
+        if self.status == Status.POSITION and operation == "FORK":
+            text += f"its length is above that of its parent, which has {self.length} tokens on all layers"
+        elif self.status == Status.POSITION and operation == "DECODE":
+            text += f"it would see more tokens than there are, the sequence has {self.length}"
+        elif self.status == Status.POSITION:
+            text += f"{status_text(self.status)}, the sequence has {self.length} tokens"
+        else:
+            text += status_text(self.status)
         if self.layer is not None:
             text += f", layer {self.layer}"
         if self.row is not None:

@@ -6,6 +6,14 @@ from . import dtypes
 from .errors import ArgumentError
 
 
+def _stack(what, parts):
+    parts = [np.asarray(part, np.float64) for part in parts]
+    if len({part.shape for part in parts}) > 1:
+        raise ArgumentError(f"{what} of the parts have shapes {', '.join(str(part.shape) for part in parts)}: expected one "
+                            "array for each part, all of the same shape")
+    return np.stack(parts)
+
+
 def merge(outs, lses):
     """Outputs and log-sum-exps of the same queries over parts of a context to those over the whole: (out, lse).
 
@@ -16,8 +24,8 @@ def merge(outs, lses):
     """
     if not len(outs) or len(outs) != len(lses):
         raise ArgumentError(f"{len(outs)} outputs and {len(lses)} log-sum-exps, expected as many, and at least one")
-    outs = np.stack([dtypes.to_f32(*dtypes.as_rows("out", out)) for out in outs]).astype(np.float64)
-    lses = np.stack([np.asarray(lse, np.float64) for lse in lses])
+    outs = _stack("outputs", [dtypes.to_f32(*dtypes.as_rows("out", out)) for out in outs])
+    lses = _stack("log-sum-exps", lses)
     if outs.shape[:-1] != lses.shape:
         raise ArgumentError(f"outputs have shape {outs.shape[1:]}, log-sum-exps {lses.shape[1:]}: expected the same "
                             "but for the last axis")
