@@ -244,11 +244,14 @@ class Snapshots(unittest.TestCase):
             self.assertEqual(outputs(client.attach("a")), before)
             self.assertTrue(daemon.get("/v1/audit")["is_clean"])
 
-    def test_without_a_directory_or_with_one_that_cannot_be_made(self):
+    def test_without_a_directory_or_with_one_that_has_gone(self):
         with Daemon("--pool", DEMO) as daemon:
             status, problem = daemon.request("POST", "/v1/snapshot", {"name": "s"})
             self.assertEqual((status, problem["code"]), (409, "BAD_STATE"))
-        with Daemon("--pool", DEMO, "--snapshot-dir", "/dev/null/x") as daemon:
+        gone = pathlib.Path(self.path) / "gone"
+        gone.mkdir()
+        with Daemon("--pool", DEMO, "--snapshot-dir", str(gone)) as daemon:
+            gone.rmdir()
             self.assertEqual(daemon.request("POST", "/v1/snapshot", {"name": "s"})[0], 202)
             self.assertEqual(self.wait(daemon)["status"], "IO_ERROR")
 
