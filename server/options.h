@@ -35,8 +35,7 @@
 	S(http_client_ca_file, "off",                                                                       \
 		"PEM file with who may sign client certificates: every client needs one, or 'off'")         \
 	S(tokens_file, "off",                                                                               \
-		"file with a line 'data|read|admin NAME TOKEN [tenant=NUMBER]' for each token, "            \
-		"'credential:NAME' or 'off'")                                                               \
+		"file of lines 'data|read|admin NAME TOKEN [tenant=NUMBER]', 'credential:NAME' or 'off'")   \
 	S(unix_uids, "any", "user ids that may use the Unix sockets, with commas between, or 'any'")        \
 	E(backend, "auto", "auto|cpu|cpu-scalar|cuda", "which backend serves; cpu-scalar is the exact one") \
 	E(io, "auto", "auto|io_uring|epoll", "event loop")                                                  \

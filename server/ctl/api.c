@@ -77,9 +77,12 @@ static enum kv_status fail_reply(const struct srv_ctl *ctl, const char *method, 
 							 : KV_BAD_ARG;
 
 	if (json_is_string(detail))
-		return kv_fail(err, status, "%s %s%.128s%.128s: %.40s: %s", method,
+		return kv_fail(err, status, "%s %s%.128s%.128s: %.40s: %s%s", method,
 			srv_http_scheme(ctl->http), srv_http_authority(ctl->http), path,
-			srv_json_text(json, "code"), json_string_value(detail));
+			srv_json_text(json, "code"), json_string_value(detail),
+			reply->code == 401 && ctl->token[0] == '\0'
+				? "; --token-file or TQKV_TOKEN has one for tqkvctl"
+				: "");
 	return kv_fail(err, status, "%s %s%.128s%.128s: HTTP %u: %.200s", method, srv_http_scheme(ctl->http),
 		srv_http_authority(ctl->http), path, reply->code, reply->body);
 }

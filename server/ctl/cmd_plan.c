@@ -254,7 +254,25 @@ static enum kv_status work_out_here(const json_t *ask, json_t **plan, struct kv_
 	return status;
 }
 
-static void print_plan(const struct srv_ctl *ctl, const json_t *plan)
+/* The pool that holds what was asked, as --pool and 'tqkvctl pools create' take it. */
+static void print_pool(const json_t *pool, uint64_t n_blocks)
+{
+	static const char *const members[] = { "layers", "q_heads", "kv_heads", "head_dim", "preset", "k",
+		"v", "exact_tokens", "block_size" };
+
+	printf("pool        name=NAME");
+	for (size_t i = 0; i < KV_LENGTH(members); i++) {
+		const json_t *member = json_object_get(pool, members[i]);
+
+		if (json_is_string(member))
+			printf(",%s=%s", members[i], json_string_value(member));
+		else if (member)
+			printf(",%s=%llu", members[i], (unsigned long long)json_integer_value(member));
+	}
+	printf(",blocks=%llu\n", (unsigned long long)n_blocks);
+}
+
+static void print_plan(const struct srv_ctl *ctl, const json_t *ask, const json_t *plan)
 {
 	char a[SRV_HUMAN_BYTES], b[SRV_HUMAN_BYTES], c[SRV_HUMAN_BYTES];
 	const uint64_t n_sessions = srv_json_u64(plan, "asked.n_sessions");
@@ -294,6 +312,7 @@ static void print_plan(const struct srv_ctl *ctl, const json_t *plan)
 		srv_human_ns(srv_json_u64(plan, "ingest.context_us") * 1000, a),
 		srv_human_bytes(srv_json_u64(plan, "ingest.link_bytes_per_s"), b));
 	printf(" %s\n", srv_human_ns(srv_json_u64(plan, "ingest.all_us") * 1000, a));
+	print_pool(json_object_get(ask, "pool"), n_sessions * srv_json_u64(plan, "context_blocks"));
 }
 
 static enum kv_status run_plan(struct srv_ctl *ctl, struct kv_error *err)
@@ -319,7 +338,7 @@ static enum kv_status run_plan(struct srv_ctl *ctl, struct kv_error *err)
 	if (status == KV_OK && ctl->is_json)
 		srv_ctl_print_json(plan);
 	else if (status == KV_OK)
-		print_plan(ctl, plan);
+		print_plan(ctl, ask, plan);
 	json_decref(plan);
 	json_decref(ask);
 	return status;
@@ -330,7 +349,9 @@ const struct srv_command srv_cmd_plan = {
 	.summary = "what fits into memory, and how fast decoding and ingest can be at best",
 	.details = "Asks the daemon, so that its memory and its device count; --offline works it out here. "
 		   "Times are bounds\n"
-		   "from below: bytes over bandwidth, without arithmetic, launches and round trips.",
+		   "from below: bytes over bandwidth, without arithmetic, launches and round trips. The last "
+		   "line is the\n"
+		   "pool that holds what was asked, for tqkvd --pool and 'tqkvctl pools create'.",
 	.args = args,
 	.n_args = N_ARGS,
 	.run = run_plan,

@@ -1,10 +1,12 @@
 /* Pools: what they are, making and deleting them. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/checked.h"
 #include "core/io.h"
 #include "core/memory.h"
+#include "core/pool_spec.h"
 #include "server/ctl/ctl.h"
 #include "server/ctl/table.h"
 
@@ -73,9 +75,13 @@ static enum kv_status read_stdin(char **text, uint64_t *n_bytes, struct kv_error
 	return KV_OK;
 }
 
-/* JSON itself, "-" or a file with it. */
+/* JSON itself, members with commas between, "-" or a file with JSON. */
 static enum kv_status read_spec(const char *operand, json_t **spec, struct kv_error *err)
 {
+	/* What tqkvd --pool takes; a file of such a name is taken for the file. */
+	if (strncmp(operand, "name=", 5) == 0 && access(operand, F_OK) != 0)
+		return kv_pool_spec_parse_short(operand, spec, err);
+
 	const char *source = "the description";
 	json_error_t json_error;
 	char *text = NULL;
@@ -142,10 +148,13 @@ const struct srv_command srv_cmd_pools_create = {
 	.n_operands_max = 1,
 	.summary = "makes a pool from the daemon's memory",
 	.details =
-		"SPEC is a JSON object, a file that holds one, or - for standard input. Members: name, "
+		"SPEC is name=..,layers=.. as for tqkvd --pool, a JSON object, a file that holds one, or - "
+		"for standard input. Members: name, "
 		"layers, "
 		"q_heads, kv_heads, head_dim (or k_head_dim and v_head_dim), k, v (or preset), block_size, "
 		"blocks, and others that core/pool_spec.h describes.\n\n"
+		"tqkvctl pools create name=chat,layers=30,q_heads=9,kv_heads=3,head_dim=64,preset=4bit,"
+		"block_size=16,blocks=256\n\n"
 		"tqkvctl pools create '{\"name\": \"chat\", \"layers\": 30, \"q_heads\": 9, \"kv_heads\": 3, "
 		"\"head_dim\": 64, \"preset\": \"4bit\", \"block_size\": 16, \"blocks\": 256}'",
 	.run = run_create,

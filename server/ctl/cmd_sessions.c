@@ -116,16 +116,51 @@ static enum kv_status list_sessions(const struct srv_ctl *ctl, struct kv_error *
 	return KV_OK;
 }
 
-/* The session itself is in every page; its sequences are collected over all of them. */
-static enum kv_status show_session(const struct srv_ctl *ctl, const char *id, struct kv_error *err)
+/* An id, or the name of a session; two tenants may have one of the same name. */
+static enum kv_status find_session(
+	const struct srv_ctl *ctl, const char *operand, char id[ID_CHARS + 1], struct kv_error *err)
 {
-	char path[64];
-	json_t *page = NULL, *sequences = NULL;
-	enum kv_status status;
+	json_t *sessions = NULL;
+	const json_t *session;
+	uint32_t n_found = 0;
+	size_t i;
 
-	if (strlen(id) != ID_CHARS || strspn(id, "0123456789abcdefABCDEF") != ID_CHARS)
+	if (strlen(operand) == ID_CHARS && strspn(operand, SRV_CTL_HEX_CHARS) == ID_CHARS) {
+		memcpy(id, operand, ID_CHARS + 1);
+		return KV_OK;
+	}
+	const enum kv_status status = srv_ctl_api_list(ctl, "/v1/sessions", "sessions", &sessions, err);
+
+	if (status != KV_OK)
+		return status;
+	json_array_foreach (sessions, i, session) {
+		if (strcmp(srv_json_text(session, "name"), operand) != 0)
+			continue;
+		n_found++;
+		snprintf(id, ID_CHARS + 1, "%s", srv_json_text(session, "id"));
+	}
+	json_decref(sessions);
+	if (n_found == 0)
 		return kv_fail(err, SRV_CTL_USAGE,
-			"'%.40s' is not a session id of 16 hex digits, as 'tqkvctl sessions' lists them", id);
+			"'%.128s' is the name of no session, and no id of 16 hex digits; 'tqkvctl sessions' "
+			"lists both",
+			operand);
+	if (n_found > 1)
+		return kv_fail(err, KV_BAD_ARG,
+			"%u sessions of different tenants are called '%.128s': give the id", n_found,
+			operand);
+	return KV_OK;
+}
+
+/* The session itself is in every page; its sequences are collected over all of them. */
+static enum kv_status show_session(const struct srv_ctl *ctl, const char *operand, struct kv_error *err)
+{
+	char id[ID_CHARS + 1], path[64];
+	json_t *page = NULL, *sequences = NULL;
+	enum kv_status status = find_session(ctl, operand, id, err);
+
+	if (status != KV_OK)
+		return status;
 	snprintf(path, sizeof(path), "/v1/sessions/%s", id);
 	status = srv_ctl_api(ctl, "GET", path, NULL, &page, err);
 	if (status == KV_OK)
@@ -159,7 +194,8 @@ const struct srv_command srv_cmd_sessions = {
 	.operands = "[ID]",
 	.n_operands_max = 1,
 	.summary = "all sessions, or one with its sequences",
-	.details = "rows: bytes of the rows that its sequences see; rows that several have count for each, "
+	.details = "ID is an id or the name of a session. rows: bytes of the rows that its sequences see; "
+		   "rows that several have count for each, "
 		   "those "
 		   "of spilled\n"
 		   "sequences are in the tier instead. 'tqkvctl occupancy' has what lies in blocks. A "
@@ -171,7 +207,10 @@ const struct srv_command srv_cmd_sessions = {
 
 static enum kv_status run_close(struct srv_ctl *ctl, struct kv_error *err)
 {
-	return srv_ctl_delete(ctl, "/v1/sessions", ctl->operands[0], SRV_CTL_HEX_CHARS, err);
+	char id[ID_CHARS + 1];
+	const enum kv_status status = find_session(ctl, ctl->operands[0], id, err);
+
+	return status == KV_OK ? srv_ctl_delete(ctl, "/v1/sessions", id, SRV_CTL_HEX_CHARS, err) : status;
 }
 
 const struct srv_command srv_cmd_sessions_close = {
@@ -180,5 +219,6 @@ const struct srv_command srv_cmd_sessions_close = {
 	.n_operands_min = 1,
 	.n_operands_max = 1,
 	.summary = "ends a session and frees its rows; its client finds STALE_HANDLE",
+	.details = "ID is an id or the name of a session, as 'tqkvctl sessions' lists them.",
 	.run = run_close,
 };

@@ -126,6 +126,7 @@ class Questions(WithDaemon):
             self.assertEqual([s["name"] for s in answer["sessions"]], ["seen"])
             self.assertRegex(self.text("sessions", f"{session:016x}"), r"(?m)^\s*9\s+20\b")
             answer = self.json("sessions", f"{session:016x}")
+            self.assertEqual(self.json("sessions", "seen")["sequences"][0]["id"], "9")
             self.assertEqual([s["id"] for s in answer["sequences"]], ["9"])
             self.assertRegex(self.text("occupancy"), r"(?m)^exact\s+1\s+1\s+20\s+64\s+62\b")
             answer = self.json("occupancy")
@@ -376,7 +377,10 @@ class Tokens(unittest.TestCase):
                 where = ("--addr", daemon.tcp, "--http", daemon.http)
                 for command, roles in ((["info"], ("read", "admin")), (["ping"], ("data", "admin")),
                                        (["replay", CAPTURE], ("admin",))):
-                    self.assertEqual(run(*where, *command).returncode, 1, command)
+                    done = run(*where, *command)
+                    self.assertEqual(done.returncode, 1, command)
+                    if command == ["info"]:
+                        self.assertIn("a token; --token-file or TQKV_TOKEN has one for tqkvctl", done.stderr)
                     for role, path in files.items():
                         done = run(*where, "--token-file", path, *command)
                         self.assertEqual(done.returncode, 0 if role in roles else 1, (command, role, done.stderr))
@@ -389,6 +393,7 @@ class Tokens(unittest.TestCase):
 
 SPARE = {"name": "spare", "layers": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 16, "k": "f32", "v": "f32", "block_size": 16,
          "blocks": 4}
+SPARE_SHORT = "layers=1,q_heads=1,kv_heads=1,head_dim=16,k=f32,v=f32,block_size=16,blocks=4"
 
 
 class Operators(unittest.TestCase):
@@ -408,6 +413,13 @@ class Operators(unittest.TestCase):
             self.assertEqual(sorted(row["name"] for row in rows), ["of-a-file", "of-stdin", "spare"])
             daemon.ctl("pools", "delete", "of-a-file")
             self.assertEqual(len(daemon.get("/v1/pools")["pools"]), 2)
+            # As --pool takes it, and as plan prints it.
+            self.assertIn("of-members", daemon.ctl("pools", "create", "name=of-members," + SPARE_SHORT).stdout)
+            planned = daemon.ctl("plan", "--model", "smollm2-135m", "--context", 100, "--sessions", 3, "--preset", "k8v4").stdout
+            planned = re.search(r"(?m)^pool +name=NAME,(.*)$", planned).group(1)
+            daemon.ctl("pools", "create", "name=planned," + planned)
+            pool = daemon.get("/v1/pools/planned")
+            self.assertEqual((pool["layers"], pool["k"], pool["groups"][0]["n_blocks"]), (30, "fp8", 3 * 7))
             # Centres of a whole model are more than other routes take.
             spec.write_text(json.dumps(dict(SPARE, name="centred", layers=32, q_heads=8, kv_heads=8, head_dim=128, blocks=1,
                                             k_center=[[[0.123456] * 128] * 8] * 32)))
@@ -415,6 +427,7 @@ class Operators(unittest.TestCase):
             self.assertIn("centred", daemon.ctl("pools", "create", spec).stdout)
             for args, code, words in [(["create", "{"], 1, ["line 1 column"]), (["create", "absent.json"], 1, ["absent.json"]),
                                       (["create", "{}"], 1, ["BAD_CONFIG", "name"]), (["create"], 2, ["SPEC"]),
+                                      (["create", "name=x,layers"], 2, ["layers", "member=value"]),
                                       (["create", json.dumps(SPARE)], 1, ["EXISTS"]), (["delete", "none"], 1, ["NOT_FOUND"]),
                                       (["delete", "../info"], 2, ["'../info'"]), (["delete", "a/b"], 2, ["'a/b'"])]:
                 done = daemon.ctl("pools", *args, check=False)
@@ -432,6 +445,8 @@ class Operators(unittest.TestCase):
             prefix = json.loads(daemon.ctl("prefixes", "--json").stdout)["prefixes"][0]["id"]
             daemon.ctl("prefixes", "delete", prefix)
             self.assertRegex(daemon.ctl("prefixes").stdout, r"\Ano prefixes\n\npool .* removed\nexact .* 2\n\Z")
+            client.open("exact", "other")
+            daemon.ctl("sessions", "close", "other")
             daemon.ctl("sessions", "close", json.loads(daemon.ctl("sessions", "--json").stdout)["sessions"][0]["id"])
             self.assertEqual(daemon.ctl("sessions").stdout, "no sessions\n")
             with self.assertRaisesRegex(tqkv.TqkvError, "STALE_HANDLE"):
