@@ -292,11 +292,11 @@ static enum tqkv_status read_options(const char *json, struct tqkv_pool_text *te
 enum tqkv_status tqkv_pool_text_init(struct tqkv_pool_text *text, const char *json, struct tqkv_error *err)
 {
 	/* Members that do not decide the bytes of rows are known all the same: a new one might. */
-	static const char *const known[] = { "alibi", "block_size", "group", "groups", "k", "k_center",
-		"k_channels", "k_codebook", "k_head_dim", "k_projection", "k_rotation", "kv_heads", "layers",
-		"model", "norm_correction", "q_heads", "recipe_scale", "scale", "sink_tokens", "sinks",
-		"softcap", "v", "v_channels", "v_codebook", "v_head_dim", "v_projection", "v_rotation",
-		"window" };
+	static const char *const known[] = { "alibi", "block_size", "exact_tokens", "group", "groups", "k",
+		"k_center", "k_channels", "k_codebook", "k_head_dim", "k_projection", "k_rotation",
+		"kv_heads", "layers", "model", "norm_correction", "q_heads", "recipe_scale", "scale",
+		"sink_tokens", "sinks", "softcap", "v", "v_channels", "v_codebook", "v_head_dim",
+		"v_projection", "v_rotation", "window" };
 	enum tqkv_status status;
 
 	*text = (struct tqkv_pool_text){ 0 };

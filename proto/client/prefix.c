@@ -122,10 +122,13 @@ enum tqkv_status tqkv_fork_sequence(struct tqkv_session *session, uint64_t child
 	struct tqkv_rows_result result = { .items = &got };
 	const enum tqkv_status status = tqkv_fork(session, &item, &parent, 1, timeout_ms, &result, err);
 
+	if (status == TQKV_OK && got.status == TQKV_POSITION)
+		return tqkv_fail(err, got.status,
+			"sequence %llu: its length %u is above that of sequence %llu, which has %u tokens",
+			(unsigned long long)child, position, (unsigned long long)parent, got.length);
 	if (status == TQKV_OK && got.status != TQKV_OK)
-		return tqkv_fail(err, got.status, "sequence %llu from %llu at %u: %s",
-			(unsigned long long)child, (unsigned long long)parent,
-			got.status == TQKV_POSITION ? got.length : position, tqkv_status_text(got.status));
+		return tqkv_fail(err, got.status, "sequence %llu from %llu: %s", (unsigned long long)child,
+			(unsigned long long)parent, tqkv_status_text(got.status));
 	if (status == TQKV_OK && length)
 		*length = got.length;
 	return status;

@@ -26,6 +26,7 @@ POOLS = {
     "preset": {"head_dim": 128, "preset": "k8v4", "exact_layers": 1},
     "recipe": {"head_dim": 128, "k": "turboquant25", "v": "turboquant25", "recipe_scale": "published"},
     "center": {"head_dim": 64, "k": "tq4", "v": "v4", "k_center": CENTER},
+    "window": {"head_dim": 64, "k": "tq4", "v": "v4", "exact_tokens": 32},
     "given": {"head_dim": 32, "k": "tq4", "v": "tqp3", "rotation": "file", "rotation_matrix": MATRIX},
 }
 
