@@ -1,6 +1,7 @@
 """What the Python client says to somebody who made a mistake, and what it refuses to answer wrongly."""
 
 import os
+import threading
 import unittest
 
 import numpy as np
@@ -104,6 +105,33 @@ class Words(unittest.TestCase):
             q = self.rng.standard_normal((4, 64)).astype(np.float32)
             self.assertEqual(session.decode(2, 0, q).tobytes(), session.decode(3, 0, q).tobytes())
             self.assertGreater(distance(session.decode(2, 0, q), session.decode(1, 0, q)), EXACT)
+
+    def test_threads_that_share_a_client_are_told(self):
+        """Each call is right or refused, and the connection is whole: frames of two threads do not mix."""
+        with self.client.open("tq4") as session:
+            session.append(1, 0, *self.rows(20))
+            q = self.rng.standard_normal((4, 64)).astype(np.float32)
+            right = session.decode(1, 0, q).tobytes()
+            told = []
+
+            def ask():
+                for _ in range(100):
+                    try:
+                        told.append("right" if session.decode(1, 0, q).tobytes() == right else "wrong")
+                    except tqkv.TqkvError as error:
+                        told.append(str(error))
+
+            threads = [threading.Thread(target=ask) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            refused = [text for text in told if text != "right"]
+            self.assertEqual(len(told), 400)
+            self.assertLess(len(refused), 400)
+            for text in refused:
+                self.assertRegex(text, "BAD_STATE: DECODE: another thread is in a call of this client")
+            self.assertEqual(session.decode(1, 0, q).tobytes(), right)
 
     def test_a_child_of_fork_does_not_take_its_parents_replies(self):
         with self.client.open("tq4") as session:

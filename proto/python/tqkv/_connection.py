@@ -9,6 +9,7 @@ import errno
 import os
 import select
 import socket
+import threading
 import time
 import weakref
 
@@ -89,6 +90,8 @@ class Connection:
         self._socket = None
         self._last_id = 0
         self._requests, self._queue, self._in_flight_bytes = {}, [], 0
+        # Nobody waits for it: it finds out that two threads are in here, which would mix their frames.
+        self._inside = threading.RLock()
 
     # ---- making and losing it ----
 
@@ -184,6 +187,11 @@ class Connection:
         if self._socket is None:
             raise (self.failure or TqkvError(Status.IO_ERROR, "not connected")).copy(outcome_unknown=False)
 
+    def _enter(self):
+        if not self._inside.acquire(blocking=False):
+            raise TqkvError(Status.BAD_STATE, "another thread is in a call of this client: a client belongs to one thread at "
+                            "a time; make one for each")
+
     # ---- requests ----
 
     def new_frame(self, op_bytes, n_items, payload_bytes):
@@ -198,6 +206,14 @@ class Connection:
                on_done=None):
         """Sends a frame whose body is filled in, as soon as the server's limits allow it."""
         request = Request(opcode, session, op, sequences, frame, deadline)
+        self._enter()
+        try:
+            return self._submit(request, op_bytes, tell_deadline, on_done)
+        finally:
+            self._inside.release()
+
+    def _submit(self, request, op_bytes, tell_deadline, on_done):
+        opcode, frame, session, deadline = request.opcode, request.frame, request.session, request.deadline
         self._await_room(request)
         self._last_id += 1
         request.id = self._last_id
@@ -267,6 +283,13 @@ class Connection:
 
         A deadline that has passed still takes what is there already."""
         self.check()
+        self._enter()
+        try:
+            return self._turn(deadline)
+        finally:
+            self._inside.release()
+
+    def _turn(self, deadline):
         self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._queue else 0))
         events = self._poll.poll(_poll_ms(deadline))
         if not events:
