@@ -300,6 +300,7 @@ struct srv_server {
 	uint64_t now_ns, started_ns, turns, last_event_ns, next_timer_ns;
 	bool is_draining, is_lost, has_finished;  /* has_finished: a request ended this turn */
 	bool has_saved;                           /* the snapshot of draining was begun */
+	bool is_save_refused;                     /* or could not be */
 	uint64_t drain_end_ns;                    /* of draining: until when sessions go on */
 	uint64_t stopped_ns;                      /* since when draining takes no more rows; 0: it does */
 	uint64_t n_expired_told, expired_told_ns; /* sessions whose lease ran out, in the log */

@@ -1,7 +1,7 @@
 /*
  * tqkvd: wiring only. Reads the options, chooses io and backend, starts the server and the control thread,
- * turns the loop until it is drained or lost. Exit codes: 0 drained, 1 failure, 2 usage or configuration, 3 a
- * backend or listener could not start, 4 device lost.
+ * turns the loop until it is drained or lost. Exit codes: 0 drained, 1 drained without the snapshot that was
+ * asked for, 2 usage or configuration, 3 a backend or listener could not start, 4 device lost.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -420,7 +420,10 @@ int main(int argc, char **argv)
 	srv_notify_send(&parts.notify, "READY=1");
 	turn_until_done(&parts);
 	exit_code = srv_server_exit_code(parts.server);
-	srv_log(SRV_LOG_INFO, exit_code == 0 ? "drained" : "device lost");
+	srv_log(exit_code == 1 ? SRV_LOG_ERROR : SRV_LOG_INFO,
+		exit_code == 0           ? "drained"
+			: exit_code == 1 ? "drained without its snapshot: what it held is gone"
+					 : "device lost");
 	stop(&parts);
 	return exit_code;
 }

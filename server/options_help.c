@@ -165,8 +165,8 @@ void srv_options_print_help(void)
 	      "TQKV_FRAME_BYTES_MAX=2MiB;\n"
 	      "an empty variable counts as not set. --listen and --pool replace the lists of the file.\n"
 	      "\n"
-	      "Exit codes: 0 drained and stopped; 1 failed while running; 2 command line or configuration "
-	      "refused;\n"
+	      "Exit codes: 0 drained and stopped; 1 drained without its snapshot; 2 command line or "
+	      "configuration refused;\n"
 	      "3 a backend or listener could not start; 4 the device was lost.\n",
 		stdout);
 }

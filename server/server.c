@@ -283,8 +283,10 @@ static void drain_step(struct srv_server *server)
 		srv_checkpoint_is_running(server->checkpoint))
 		return;
 	server->has_saved = true;
-	if (srv_checkpoint_save(server->checkpoint, SRV_CHECKPOINT_DRAIN_NAME, 0, &err) != KV_OK)
+	if (srv_checkpoint_save(server->checkpoint, SRV_CHECKPOINT_DRAIN_NAME, 0, &err) != KV_OK) {
+		server->is_save_refused = true;
 		srv_log(SRV_LOG_ERROR, "no snapshot while draining: %s", err.msg);
+	}
 }
 
 /* At most a line a second; what came meanwhile is in the next one. */
@@ -480,7 +482,14 @@ bool srv_server_is_stuck(const struct srv_server *server)
 
 int srv_server_exit_code(const struct srv_server *server)
 {
-	return server->is_lost ? 4 : 0;
+	struct srv_checkpoint_view last;
+
+	if (server->is_lost)
+		return 4;
+	if (!server->has_saved)
+		return 0;
+	srv_checkpoint_status(server->checkpoint, &last);
+	return server->is_save_refused || last.status != KV_OK ? 1 : 0;
 }
 
 void srv_server_answer_waiting(struct srv_server *server)

@@ -69,7 +69,7 @@ bool srv_server_is_done(const struct srv_server *server);
 bool srv_server_is_draining(const struct srv_server *server);
 /* True while a batch has not come back for so long that it is not expected to: let a supervisor act. */
 bool srv_server_is_stuck(const struct srv_server *server);
-/* 0 drained, 4 device lost, 1 anything else that ended it. Valid once done. */
+/* 0 drained, 4 device lost, 1 drained without the snapshot that was asked for. Valid once done. */
 int srv_server_exit_code(const struct srv_server *server);
 /* Answers control requests that wait for something the loop will not bring any more. Before srv_http_stop().
  */

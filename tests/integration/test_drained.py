@@ -184,6 +184,18 @@ class Spilled(Case):
             self.assertRegex(daemon.log(), "Z warning snapshot drain leaves out: .* 3; sessions without a name .* 1")
 
 
+class FailedDrains(Case):
+    def test_a_drain_without_its_snapshot_is_told_by_the_exit_code(self):
+        folder = self.path / "gone"
+        folder.mkdir()
+        with Daemon("--pool", DEMO, "--snapshot-dir", folder, "--snapshot-on-drain") as daemon, tqkv.Client(daemon.addr) as client:
+            fill(client.open("demo", session="conv"))
+            folder.rmdir()
+            client.close()
+            self.assertEqual(daemon.stop(signal.SIGTERM), 1)
+            self.assertRegex(daemon.log(), "Z error snapshot drain failed: IO_ERROR(.|\n)*Z error drained without its snapshot")
+
+
 class FailedStarts(Case):
     def start(self, *args):
         done = subprocess.run([str(BUILD / "server/tqkvd"), "--memory", "64MiB", "--pool", DEMO, "--snapshot-dir", str(self.path),
