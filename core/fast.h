@@ -28,9 +28,9 @@
 #define KV_FAST_PARTS_MAX    8u
 #define KV_FAST_RUNS_MAX     4u
 #define KV_FAST_RUN_HALVES   8u
-#define KV_FAST_SLOTS_MAX    2048u /* prepared_dim, padded, with the tables of 1-bit codes */
+#define KV_FAST_SLOTS_MAX    3072u /* prepared_dim, padded, with the tables of 1-bit and 2-bit codes */
 #define KV_FAST_CODES_STEP   32u   /* slots of codes are a multiple of it */
-#define KV_FAST_BITS_STEP    64u   /* 1-bit codes of a row whose sums stay within 16 bits */
+#define KV_FAST_BITS_STEP    64u   /* of a row that are looked up four at a time: sums stay within 16 bits */
 #define KV_FAST_BITS_SUMS    32u   /* weighted sums of them that are made together */
 #define KV_FAST_QUERIES_MAX  4u    /* of one call */
 #define KV_FAST_ROW_WORDS    8u /* 16-bit words of a row of 4-bit codes that are scored together: 128 bits */
@@ -76,7 +76,8 @@ struct kv_fast_field {
 
 enum kv_fast_kind {
 	KV_FAST_CODES,   /* of `bits` bits, looked up in `table` */
-	KV_FAST_BITS,    /* codes of 1 bit: plus table_scale where it is set, else minus */
+	KV_FAST_BITS,    /* codes of 1 bit: plus table_scale where it is set, else minus; of K also codes of 2
+			    bits, looked up in `table` when queries are prepared */
 	KV_FAST_NUMBERS, /* f32, f16, bf16, or (NONE, of V whose sums were short) E4M3 without its factor of
 			    2^8 */
 };
@@ -97,7 +98,9 @@ struct kv_fast_part {
 	int32_t sum_max; /* of the magnitudes of numbers that meet `table` */
 	float center;    /* has_short_sums: what the table counts whole numbers from, else 0 */
 	struct kv_fast_field scale, zero, outer;
-	/* In a prepared query (K), in a weighted sum (V). Of bits of K: a table of sixteen for each four. */
+	/* In a prepared query (K), in a weighted sum (V). Of bits of K: a table of sixteen for each four
+	 * bits.
+	 */
 	uint32_t slot, n_slots;
 	bool has_split_tables; /* of these: sixteen low bytes, then the high ones */
 };
@@ -142,7 +145,7 @@ struct kv_fast_rows {
 	const uint8_t *rows[KV_FAST_STEP_TOKENS];
 	uint32_t n_rows;
 	uint32_t offset;    /* of the row behind each of these pointers */
-	uint32_t row_bytes; /* what the next call takes begins behind the row */
+	uint32_t row_bytes; /* what the next call takes begins behind the row; 0: somewhere */
 	struct kv_fast_ahead ahead;
 };
 

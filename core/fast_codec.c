@@ -175,10 +175,10 @@ static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, con
 	const struct kv_segment *segment = &codec->segments[segment_idx];
 	int16_t *table = side->tables[segment_idx];
 	uint8_t *pieces = side->pieces[segment_idx];
-	const int32_t table_max = is_e4m3(codec) ? KV_FAST_E4M3_TABLE_MAX
-		: !is_v                          ? KV_FAST_K_TABLE_MAX
-		: !part->has_short_sums          ? KV_FAST_V_TABLE_MAX
-						 : KV_FAST_SHORT_TABLE_MAX;
+	const int32_t table_max = is_e4m3(codec)                     ? KV_FAST_E4M3_TABLE_MAX
+		: part->kind == KV_FAST_BITS || part->has_short_sums ? KV_FAST_SHORT_TABLE_MAX
+		: is_v                                               ? KV_FAST_V_TABLE_MAX
+								     : KV_FAST_K_TABLE_MAX;
 
 	part->sum_max = KV_FAST_SUM_MAX(table_max);
 	if (is_e4m3(codec)) {
@@ -229,15 +229,18 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->table = side->tables[segment_idx];
 	part->is_shifted = kernels->takes_shifted(is_v, part->bits, part->n);
 	part->has_short_sums = is_v && kernels->code_of_short_slot && part->bits > 1;
-	make_table(side, part, codec, segment_idx, is_v);
-	if (part->bits == 1) {
-		KV_ASSERT(part->table[0] == -part->table[1]);
+	if (part->bits == 1 || (part->bits == 2 && segment->codebook && !is_v))
 		part->kind = KV_FAST_BITS;
-		part->table_scale *= part->table[1];
+	make_table(side, part, codec, segment_idx, is_v);
+	if (part->kind == KV_FAST_BITS) {
+		KV_ASSERT(part->table[0] == -part->table[(1u << part->bits) - 1]);
 		part->has_split_tables = kernels->has_split_tables;
-		/* Of K channel i in slot i, as far as there are channels: kv_fast_prepare() makes tables. */
-		place_slots(
-			side, part, segment, first, is_v ? KV_FAST_BITS_SUMS : 4 * part->n, is_v, kernels);
+		if (is_v)
+			part->table_scale *= part->table[1];
+		else /* channel i in slot i, as far as there are channels: kv_fast_prepare() makes tables */
+			part->is_shifted = false;
+		place_slots(side, part, segment, first, is_v ? KV_FAST_BITS_SUMS : 4 * part->bits * part->n,
+			is_v, kernels);
 		return;
 	}
 	place_slots(side, part, segment, first, KV_FAST_CODES_STEP, is_v, kernels);
@@ -289,34 +292,45 @@ static float round_slots(const float *values, uint32_t n, int32_t sum_max, int16
 }
 
 /*
- * Slots of 1-bit codes become tables: the sums of every four, each with either sign, rounded. Their
- * magnitudes stay below 2^15 however KV_FAST_BITS_STEP of them are added up.
+ * Slots of codes that are looked up four bits at a time become tables: of every four bits what their channels
+ * add up to, rounded. Magnitudes stay below 2^15 however KV_FAST_BITS_STEP of the bits are added up.
  */
 static float make_tables(const struct kv_fast_part *part, const float *values, int16_t *tables)
 {
+	const uint32_t n_of_step = KV_FAST_BITS_STEP / part->bits, n_of_table = 4 / part->bits;
+	const uint32_t mask = (1u << part->bits) - 1;
+	const float largest = part->table[mask];
 	float most = 0;
 
-	for (uint32_t first = 0; first < part->n; first += KV_FAST_BITS_STEP) {
+	for (uint32_t first = 0; first < part->n; first += n_of_step) {
 		float sum = 0;
 
-		for (uint32_t i = first; i < part->n && i < first + KV_FAST_BITS_STEP; i++)
+		for (uint32_t i = first; i < part->n && i < first + n_of_step; i++)
 			sum += fabsf(values[i]);
-		most = fmaxf(most, sum);
+		most = fmaxf(most, sum * largest);
 	}
 
 	/* Rounding adds at most a half for each table. */
 	const float unit = most / (float)(INT16_MAX - (int32_t)KV_FAST_BITS_STEP / 8);
+	float entries[4][16];
 
-	for (uint32_t group = 0; group < part->n / 4; group++) {
-		uint8_t *table = (uint8_t *)(tables + (size_t)group * 16);
+	for (uint32_t i = 0; i < n_of_table; i++) {
+		for (uint32_t bits = 0; bits < 16; bits++)
+			entries[i][bits] = (float)part->table[bits >> i * part->bits & mask];
+	}
+	for (uint32_t first = 0; first < part->n; first += n_of_table) {
+		uint8_t *table = (uint8_t *)(tables + (size_t)first / n_of_table * 16);
+		float sums[16] = { 0 };
 
+		for (uint32_t i = 0; i < n_of_table; i++) {
+			const float value = unit > 0x1p-120f ? values[first + i] / unit : 0;
+
+			/* An infinite unit says it; NaN is no integer. */
+			for (uint32_t bits = 0; bits < 16; bits++)
+				sums[bits] += (isnan(value) ? 0 : value) * entries[i][bits];
+		}
 		for (uint32_t bits = 0; bits < 16; bits++) {
-			float sum = 0;
-
-			for (uint32_t i = 0; i < 4; i++)
-				sum += bits >> i & 1 ? values[group * 4 + i] : -values[group * 4 + i];
-
-			const uint16_t word = (uint16_t)(unit > 0 ? lrintf(sum / unit) : 0);
+			const uint16_t word = (uint16_t)(int32_t)((sums[bits] + ROUNDING) - ROUNDING);
 
 			if (part->has_split_tables) {
 				table[bits] = (uint8_t)word;
@@ -343,30 +357,30 @@ bool kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, 
 	float values[KV_FAST_SLOTS_MAX];
 	double most = 0;
 
-	for (uint32_t s = 0; s < side->n_slots; s++) {
-		const uint32_t at = side->prepared_of[s];
-		const double value = at == KV_FAST_SLOT_NONE ? 0 : q_prepared[at] * scale;
-
-		values[s] = (float)value * side->factor_of[s];
-		most = fmax(most, fabs(value));
-	}
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];
+		/* Of bits the slots that tables will take are more than there are channels. */
+		const uint32_t n = part->kind == KV_FAST_BITS ? part->n : part->n_slots;
 		double sum = 0;
 
-		for (uint32_t s = part->slot; s < part->slot + part->n_slots; s++)
-			sum += (double)values[s];
+		for (uint32_t i = 0; i < n; i++) {
+			const uint32_t s = part->slot + i, at = side->prepared_of[s];
+
+			const double value = at == KV_FAST_SLOT_NONE ? 0 : q_prepared[at] * scale;
+
+			values[i] = (float)value * side->factor_of[s];
+			sum += (double)values[i];
+			most = fmax(most, fabs(value));
+		}
 		sums[p] = (float)sum;
 		if (part->kind == KV_FAST_NUMBERS) {
-			memcpy(numbers + part->slot, values + part->slot, part->n_slots * sizeof(*numbers));
+			memcpy(numbers + part->slot, values, n * sizeof(*numbers));
 			units[p] = part->table_scale;
 		} else if (part->kind == KV_FAST_BITS) {
-			units[p] = part->table_scale *
-				make_tables(part, values + part->slot, codes + part->slot);
+			units[p] = part->table_scale * make_tables(part, values, codes + part->slot);
 		} else {
-			units[p] = part->table_scale *
-				round_slots(values + part->slot, part->n_slots, part->sum_max,
-					codes + part->slot);
+			units[p] =
+				part->table_scale * round_slots(values, n, part->sum_max, codes + part->slot);
 		}
 	}
 	return most == 0 || (most >= SCALED_QUERY_MIN && most <= SCALED_QUERY_MAX);

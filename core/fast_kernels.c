@@ -327,10 +327,12 @@ static void score_nibbles(const struct kv_fast_part *part, const struct kv_fast_
 }
 #endif
 
-static void score(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
+static void score(const struct kv_fast_side *side, const struct kv_fast_rows *far_rows,
 	const struct kv_fast_query *queries, uint32_t n_queries, float *products)
 {
 	_Alignas(64) float dots[KV_FAST_QUERIES_MAX * STEP];
+	struct near_rows near;
+	const struct kv_fast_rows *rows = bring_near(side, far_rows, &near);
 	const uint32_t n = n_places(rows);
 	struct fields fields;
 

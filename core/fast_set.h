@@ -35,12 +35,18 @@ void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_
 
 /*
  * core/fast_bits.c: scores of the block of rows at `first` as dots[query * STEP + token], weighted sums of
- * all rows as kv_fast_accumulate() adds them.
+ * all rows as kv_fast_accumulate() adds them, with weights times the rows' scales; NULL: these are 1.
  */
 void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	uint32_t first, const struct kv_fast_query *queries, uint32_t n_queries, float *dots);
 void OF_SET(kv_fast_sum_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const float *scaled, uint32_t n_queries, float *const *sums);
+	const float *weights, const float *scales, uint32_t n_queries, float *const *sums);
+
+/* LANES weights times the scales of their rows, NULL: none. */
+INLINE f32_lanes scaled_at(const float *values, const float *scales, uint32_t t)
+{
+	return scales ? load_f32(values + t) * load_f32(scales + t) : load_f32(values + t);
+}
 
 /* Places that hold a row. */
 INLINE uint32_t n_places(const struct kv_fast_rows *rows)
@@ -106,7 +112,7 @@ struct touching {
 INLINE struct touching begin_touching(
 	const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t first, uint32_t n_turns)
 {
-	const bool is_due = part->slot == 0 && rows->row_bytes <= TOUCHED_BYTES_MAX;
+	const bool is_due = part->slot == 0 && rows->row_bytes > 0 && rows->row_bytes <= TOUCHED_BYTES_MAX;
 
 	return (struct touching){ .rows = rows->rows + first,
 		.offset = rows->offset + rows->row_bytes,
@@ -149,6 +155,38 @@ INLINE struct kv_fast_part part_of_rows(const struct kv_fast_part *part, const s
 INLINE uint32_t end_of_block(const struct kv_fast_rows *rows, uint32_t first)
 {
 	return rows->n_rows < first + TOKENS ? rows->n_rows : first + TOKENS;
+}
+
+/*
+ * Rows whose distance is a multiple of 512 bytes lie in an eighth of the sets of a first-level cache, where
+ * those of a step do not fit at once: a side of several parts, which goes over them several times, has them
+ * side by side.
+ */
+#define NEAR_BYTES 64u
+
+struct near_rows {
+	_Alignas(64) uint8_t bytes[(STEP + 1) * NEAR_BYTES];
+	struct kv_fast_rows rows;
+};
+
+static inline const struct kv_fast_rows *bring_near(
+	const struct kv_fast_side *side, const struct kv_fast_rows *rows, struct near_rows *near)
+{
+	if (side->n_parts == 1 || rows->row_bytes > NEAR_BYTES || (rows->rows[1] - rows->rows[0]) % 512 != 0)
+		return rows;
+	for (uint32_t t = 0; t < n_places(rows); t++) {
+		uint8_t *to = near->bytes + (size_t)t * NEAR_BYTES;
+
+		UNROLL
+		for (uint32_t i = 0; i < NEAR_BYTES; i += 32)
+			memcpy(to + i, rows->rows[t] + rows->offset + i, 32);
+		near->rows.rows[t] = to;
+	}
+	near->rows.n_rows = rows->n_rows;
+	near->rows.offset = 0;
+	near->rows.row_bytes = 0;
+	near->rows.ahead = rows->ahead;
+	return &near->rows;
 }
 
 /* LANES numbers from slot i on. */
@@ -237,6 +275,31 @@ INLINE void load_halves(const struct kv_fast_rows *rows, uint32_t offset, const 
 	}
 }
 
+/* The same of two fields, which are a register's lane each. */
+INLINE void load_two_halves(
+	const struct kv_fast_rows *rows, uint32_t offset, float out[KV_FAST_RUN_HALVES][STEP])
+{
+	const __m128i apart = _mm_set_epi64x(0x0F0E0B0A07060302, 0x0D0C090805040100);
+
+	for (uint32_t t = 0; t < n_places(rows); t += 8) {
+		__m128i fours[2];
+
+		UNROLL
+		for (uint32_t i = 0; i < 2; i++) {
+			const uint8_t *const *from = rows->rows + t + (size_t)i * 4;
+			__m128i pairs[2];
+
+			UNROLL
+			for (uint32_t k = 0; k < 2; k++)
+				pairs[k] = _mm_unpacklo_epi32(_mm_loadu_si32(from[2 * k] + offset),
+					_mm_loadu_si32(from[2 * k + 1] + offset));
+			fours[i] = _mm_shuffle_epi8(_mm_unpacklo_epi64(pairs[0], pairs[1]), apart);
+		}
+		store_halves(_mm_unpacklo_epi64(fours[0], fours[1]), out[0] + t);
+		store_halves(_mm_unpackhi_epi64(fours[0], fours[1]), out[1] + t);
+	}
+}
+
 /* Scales and zeros of a side's rows. */
 struct fields {
 	_Alignas(64) float halves[KV_FAST_RUNS_MAX][KV_FAST_RUN_HALVES][STEP]; /* of every run */
@@ -250,10 +313,14 @@ static inline void begin_fields(
 	const struct kv_fast_side *side, const struct kv_fast_rows *rows, struct fields *fields)
 {
 	for (uint32_t run = 0; run < side->n_runs; run++) {
+		const uint32_t offset = side->run_offsets[run] + rows->offset;
+
 		if (side->n_of_run[run] > 4)
-			load_halves(rows, side->run_offsets[run] + rows->offset, 8, fields->halves[run]);
+			load_halves(rows, offset, 8, fields->halves[run]);
+		else if (side->n_of_run[run] > 2)
+			load_halves(rows, offset, 4, fields->halves[run]);
 		else
-			load_halves(rows, side->run_offsets[run] + rows->offset, 4, fields->halves[run]);
+			load_two_halves(rows, offset, fields->halves[run]);
 	}
 }
 

@@ -26,24 +26,6 @@ struct weights {
 	_Alignas(16) float unit[KV_FAST_QUERIES_MAX];
 };
 
-/* The sum of the lanes of each. */
-INLINE __m128 sums_of_four(const f32_lanes *all, const uint32_t n_queries)
-{
-	f32_lanes four[KV_FAST_QUERIES_MAX];
-
-	UNROLL
-	for (uint32_t q = 0; q < KV_FAST_QUERIES_MAX; q++)
-		four[q] = all[q < n_queries ? q : 0];
-
-	const __m256 a = _mm256_add_ps(_mm256_unpacklo_ps((__m256)four[0], (__m256)four[1]),
-		_mm256_unpackhi_ps((__m256)four[0], (__m256)four[1]));
-	const __m256 b = _mm256_add_ps(_mm256_unpacklo_ps((__m256)four[2], (__m256)four[3]),
-		_mm256_unpackhi_ps((__m256)four[2], (__m256)four[3]));
-	const __m256 sum = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
-
-	return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
-}
-
 /* Of the block at `first`; values are the weights times scales, which are NULL for 1. */
 INLINE void round_weights(const float *values, const float *scales, uint32_t first, const uint32_t n_queries,
 	struct weights *weights)

@@ -12,12 +12,6 @@ struct weights {
 		ends; /* bit i: after block i sums become float32, as the next one has another unit or none */
 };
 
-/* LANES weights times the scales of their rows, NULL: none. */
-INLINE f32_lanes scaled_at(const float *values, const float *scales, uint32_t t)
-{
-	return scales ? load_f32(values + t) * load_f32(scales + t) : load_f32(values + t);
-}
-
 /* ---- codes: of sets that have no short sums ---- */
 #if !HAS_SHORT_SUMS
 
@@ -377,10 +371,12 @@ static void center_zeros(struct fields *fields, float center, uint32_t n)
 	fields->zero = fields->zeros;
 }
 
-void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
+void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *far_rows,
 	const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros)
 {
 	_Alignas(64) float scaled[KV_FAST_QUERIES_MAX * STEP];
+	struct near_rows near;
+	const struct kv_fast_rows *rows = bring_near(side, far_rows, &near);
 	const uint32_t n = n_places(rows);
 	struct fields fields;
 
@@ -407,13 +403,15 @@ void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv
 			continue;
 		}
 
+		if (part->kind == KV_FAST_BITS) {
+			OF_SET(kv_fast_sum_bits)(part, rows, weights, fields.scale, n_queries, sums);
+			continue;
+		}
+
 		const float *used = scale_weights(weights, fields.scale, n, n_queries, scaled);
 
-		if (part->kind == KV_FAST_NUMBERS)
-			(n_queries == 1                  ? sum_part_1
-					: n_queries == 2 ? sum_part_2
-							 : sum_part_4)(part, rows, used, NULL, sums);
-		if (part->kind == KV_FAST_BITS)
-			OF_SET(kv_fast_sum_bits)(part, rows, used, n_queries, sums);
+		(n_queries == 1                  ? sum_part_1
+				: n_queries == 2 ? sum_part_2
+						 : sum_part_4)(part, rows, used, NULL, sums);
 	}
 }

@@ -79,7 +79,7 @@ INLINE void expand_codes(const struct lookup *lookup, __m256i codes, __m256i val
 #define HAS_SPLIT_TABLES 1
 #define HAS_SHORT_SUMS   1
 #define GROUPS_OF_INDEX  1u
-#define SUMS_AT_ONCE     128u /* channels of a weighted sum */
+#define SUMS_AT_ONCE     64u /* channels of a weighted sum, or half as many */
 
 INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
 {
@@ -93,11 +93,14 @@ INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot
 
 	(void)is_v; /* of 1 bit V, else K */
 	if (bits == 1) {
-		const uint32_t first = slot / SUMS_AT_ONCE * SUMS_AT_ONCE;
-		const uint32_t half = (n - first < SUMS_AT_ONCE ? n - first : SUMS_AT_ONCE) / 2;
-		const uint32_t i = slot % SUMS_AT_ONCE / 32 * 16 + slot % 16;
+		/* Bytes of a row, and which of their bits: as indices_of_tokens() has them. */
+		const uint32_t first = slot / SUMS_AT_ONCE * SUMS_AT_ONCE, half = lane / 4;
+		const bool is_whole = n - first > SUMS_AT_ONCE / 2;
+		const uint32_t byte = is_whole ? slot / 8 % 2 * 4 + lane % 4 : lane % 4;
+		const uint32_t bit = is_whole ? slot % SUMS_AT_ONCE / 16 + 4 * half
+					      : slot % SUMS_AT_ONCE / 16 * 2 + half + slot / 8 % 2 * 4;
 
-		return i < half ? first + slot / 16 % 2 * half + i : n;
+		return first + byte * 8 + bit;
 	}
 	if (bits == 2)
 		return slot / 32 * 32 + lane * 4 + vector;
@@ -135,11 +138,13 @@ INLINE void split_indices(__m256i bytes, __m256i indices[2])
 	indices[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
 }
 
-/* Of 64 bits of 32 rows: index g is bits [4g, 4g + 4) of every row. */
-INLINE void indices_of_rows(const uint8_t *const rows[], uint32_t offset, __m256i indices[16])
+/* Of 64 bits of 32 rows (n_steps is 1): index g is bits [4g, 4g + 4) of every row. */
+INLINE void indices_of_rows(
+	const uint8_t *const rows[], uint32_t offset, const uint32_t n_steps, __m256i indices[16])
 {
 	__m256i pairs[8], fours[2][4], eights[4][2];
 
+	(void)n_steps;
 	UNROLL
 	for (uint32_t i = 0; i < 8; i++)
 		pairs[i] = _mm256_unpacklo_epi8(load_two(rows[i] + offset, rows[i + 16] + offset),
@@ -163,52 +168,62 @@ INLINE void indices_of_rows(const uint8_t *const rows[], uint32_t offset, __m256
 	}
 }
 
-/* Swaps the bits of `mask` with those `n` places higher. */
-INLINE __m256i swap_bits(__m256i x, const int n, const int64_t mask)
+INLINE __m128i load_two_words(const uint8_t *a, const uint8_t *b)
 {
-	const __m256i changed =
-		_mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, n)), _mm256_set1_epi64x(mask));
+	return _mm_castps_si128(
+		_mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)a)),
+			(const __m64 *)(const void *)b));
+}
 
-	return _mm256_xor_si256(x, _mm256_xor_si256(changed, _mm256_slli_epi64(changed, n)));
+/* Bits of `mask` of a, those of b where it has none. */
+INLINE __m256i merge_bits(__m256i a, __m256i b, __m256i mask)
+{
+	return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
 }
 
 /*
- * Of n_registers times 32 channels of a weighted sum: index g of a register is the bits of tokens [4g, 4g +
- * 4) of every channel. Lower halves of registers are of the first half of the channels, upper ones of the
- * other.
+ * Of 64 channels of sixteen rows, or (n_registers 2) of 32: a byte is four bits of one channel, those of rows
+ * 0 to 3 in lower halves of registers, of rows 4 to 7 in upper ones; indices[1] the same of rows 8 to 15.
+ * Register r has bits r of eight bytes, then bits r + 4; or of four bytes bits 2r, 2r + 4, 2r + 1, 2r + 5.
  */
-INLINE void indices_of_tokens(const uint8_t *const rows[], const struct kv_fast_part *part, uint32_t first,
-	uint32_t n_registers, __m256i indices[][KV_FAST_BLOCK_TOKENS / 4])
+INLINE void indices_of_tokens(
+	const uint8_t *const rows[], uint32_t offset, const uint32_t n_registers, __m256i indices[2][4])
 {
-	const uint32_t n = part->n - first < SUMS_AT_ONCE ? part->n - first : SUMS_AT_ONCE;
-	const uint32_t offset = part->offset + first / 8, upper = offset + n / 16;
+	const __m256i evens = _mm256_set1_epi8(0x55), twos = _mm256_set1_epi8(0x33);
+	__m256i bits[4], pairs[2][2], found[2][4];
 
-	for (uint32_t octet = 0; octet < KV_FAST_BLOCK_TOKENS / 8; octet++) {
-		const uint8_t *const *from = rows + (size_t)octet * 8;
-		__m256i pairs[4], fours[2][2], eights[4];
+	UNROLL
+	for (uint32_t i = 0; i < 4; i++)
+		bits[i] = _mm256_set_m128i(load_two_words(rows[i + 4] + offset, rows[i + 12] + offset),
+			load_two_words(rows[i] + offset, rows[i + 8] + offset));
+	/* Two bits each: of even channels, of odd ones. */
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++) {
+		const __m256i a = bits[2 * i], b = bits[2 * i + 1];
 
-		UNROLL
-		for (uint32_t i = 0; i < 4; i++)
-			pairs[i] = _mm256_unpacklo_epi8(load_two(from[i] + offset, from[i] + upper),
-				load_two(from[i + 4] + offset, from[i + 4] + upper));
-		UNROLL
-		for (uint32_t i = 0; i < 2; i++) {
-			fours[0][i] = _mm256_unpacklo_epi8(pairs[i], pairs[i + 2]);
-			fours[1][i] = _mm256_unpackhi_epi8(pairs[i], pairs[i + 2]);
-		}
-		UNROLL
-		for (uint32_t i = 0; i < 2; i++) {
-			eights[2 * i] = _mm256_unpacklo_epi8(fours[i][0], fours[i][1]);
-			eights[2 * i + 1] = _mm256_unpackhi_epi8(fours[i][0], fours[i][1]);
-		}
-		for (uint32_t r = 0; r < n_registers; r++) {
-			/* Bytes of eight rows become bytes of eight channels. */
-			__m256i bits = swap_bits(eights[r], 7, 0x00AA00AA00AA00AA);
+		pairs[0][i] = merge_bits(a, _mm256_add_epi8(b, b), evens);
+		pairs[1][i] = merge_bits(_mm256_srli_epi16(a, 1), b, evens);
+	}
+	/* Four bits each: of channels r and r + 4. */
+	UNROLL
+	for (uint32_t r = 0; r < 4; r++) {
+		const __m256i a = pairs[r % 2][0], b = pairs[r % 2][1];
+		const __m256i fours = r < 2 ? merge_bits(a, _mm256_slli_epi16(b, 2), twos)
+					    : merge_bits(_mm256_srli_epi16(a, 2), b, twos);
+		__m256i two[2];
 
-			bits = swap_bits(bits, 14, 0x0000CCCC0000CCCC);
-			bits = swap_bits(bits, 28, 0x00000000F0F0F0F0);
-			split_indices(bits, &indices[r][octet * 2]);
-		}
+		split_indices(fours, two);
+		found[0][r] = _mm256_unpacklo_epi64(two[0], two[1]);
+		found[1][r] = _mm256_unpackhi_epi64(two[0], two[1]);
+	}
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++) {
+		UNROLL
+		for (uint32_t r = 0; r < n_registers; r++)
+			indices[i][r] = n_registers == 4
+				? found[i][r]
+				: _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(found[i][2 * r]),
+					  _mm256_castsi256_ps(found[i][2 * r + 1]), 0x88));
 	}
 }
 
@@ -229,20 +244,6 @@ INLINE f32_lanes f32_of_sums(const __m256i sums[2], const uint32_t i)
 		i / 2 == 0 ? _mm256_castsi256_si128(sums[i % 2]) : _mm256_extracti128_si256(sums[i % 2], 1);
 
 	return (f32_lanes)_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eight));
-}
-
-/* Two tables of sixteen words, as add_looked_up() reads them. */
-INLINE void store_tables(const __m256i words[2], int16_t *tables)
-{
-	const __m256i ones = _mm256_set1_epi16(255);
-	const __m256i low = _mm256_permute4x64_epi64(
-		_mm256_packus_epi16(_mm256_and_si256(words[0], ones), _mm256_and_si256(words[1], ones)),
-		0xD8);
-	const __m256i high = _mm256_permute4x64_epi64(
-		_mm256_packus_epi16(_mm256_srli_epi16(words[0], 8), _mm256_srli_epi16(words[1], 8)), 0xD8);
-
-	_mm256_storeu_si256((__m256i *)(void *)tables, _mm256_permute2x128_si256(low, high, 0x20));
-	_mm256_storeu_si256((__m256i *)(void *)(tables + 16), _mm256_permute2x128_si256(low, high, 0x31));
 }
 
 INLINE __m256i multiply_add(__m256i sum, __m256i a, __m256i b)
@@ -305,6 +306,24 @@ INLINE f_vector add_lanes_f32(const f_vector sums[LANES])
 	}
 	return _mm256_add_ps(_mm256_permute2f128_ps(quads[0], quads[1], 0x20),
 		_mm256_permute2f128_ps(quads[0], quads[1], 0x31));
+}
+
+/* The sum of the lanes of each. */
+INLINE __m128 sums_of_four(const f32_lanes *all, const uint32_t n_queries)
+{
+	f32_lanes four[KV_FAST_QUERIES_MAX];
+
+	UNROLL
+	for (uint32_t q = 0; q < KV_FAST_QUERIES_MAX; q++)
+		four[q] = all[q < n_queries ? q : 0];
+
+	const __m256 a = _mm256_add_ps(_mm256_unpacklo_ps((__m256)four[0], (__m256)four[1]),
+		_mm256_unpackhi_ps((__m256)four[0], (__m256)four[1]));
+	const __m256 b = _mm256_add_ps(_mm256_unpacklo_ps((__m256)four[2], (__m256)four[3]),
+		_mm256_unpackhi_ps((__m256)four[2], (__m256)four[3]));
+	const __m256 sum = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+
+	return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
 }
 
 /* In a register from here on. */

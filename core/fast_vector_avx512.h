@@ -259,21 +259,22 @@ INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot
 
 /* ---- 1 bit: indices of four bits each ---- */
 
-/* Higher bits of words are left: lookups do not see them. */
 INLINE __m512i index_of_group(const __m512i *indices, uint32_t quad, const uint32_t i)
 {
-	return shift_down(indices[quad], 4 * i);
+	return _mm512_and_si512(shift_down(indices[quad], 4 * i), _mm512_set1_epi16(15));
 }
 
-/* Of 64 bits of 32 rows: index g is bits [4g, 4g + 4) of every row; rows from 16 on in the odd words. */
-INLINE void indices_of_rows(const uint8_t *const rows[], uint32_t offset, __m512i indices[4])
+/* Of n_steps times 64 bits of 32 rows: index g is bits [4g, 4g + 4) of every row; rows from 16 on in the odd
+ * words. */
+INLINE void indices_of_rows(
+	const uint8_t *const rows[], uint32_t offset, const uint32_t n_steps, __m512i *indices)
 {
 	__m512i quads[2][4];
 
 	quads_of_rows(rows, offset, quads[0]);
 	quads_of_rows(rows + 16, offset, quads[1]);
 	UNROLL
-	for (uint32_t i = 0; i < 2; i++) {
+	for (uint32_t i = 0; i < 2 * n_steps; i++) {
 		indices[2 * i] =
 			_mm512_mask_blend_epi16(0xAAAAAAAA, quads[0][i], _mm512_slli_epi32(quads[1][i], 16));
 		indices[2 * i + 1] =
@@ -283,8 +284,9 @@ INLINE void indices_of_rows(const uint8_t *const rows[], uint32_t offset, __m512
 
 INLINE void add_looked_up(__m512i sums[1], const int16_t *table, __m512i index)
 {
+	/* Half a register, as repeating it would take a shuffle, too. */
 	const __m512i entries =
-		_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)table));
+		_mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)table));
 
 	sums[0] = _mm512_add_epi16(sums[0], _mm512_permutexvar_epi16(index, entries));
 }
