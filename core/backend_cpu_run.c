@@ -79,15 +79,30 @@ static bool move_on(struct kv_cpu_backend *cpu)
 	return cpu->step.phase < KV_PHASES;
 }
 
+static uint32_t n_workers_of(const struct kv_cpu_backend *cpu)
+{
+	return cpu->n_threads > 0 ? cpu->n_threads : 1;
+}
+
+/* A chunk, and fewer near the end of a step: the others wait for the last one that somebody takes. */
+static uint64_t n_to_take(const struct kv_cpu_backend *cpu)
+{
+	const uint64_t n_left = cpu->n_tasks - cpu->next_task;
+	const uint64_t share = (n_left + n_workers_of(cpu) - 1) / n_workers_of(cpu);
+
+	return share < cpu->chunk ? share : cpu->chunk;
+}
+
 /* Opens steps until one has tasks; false when the batch is through. */
 static bool open_step(struct kv_cpu_backend *cpu)
 {
-	const uint32_t n_workers = cpu->n_threads > 0 ? cpu->n_threads : 1;
+	const uint32_t n_workers = n_workers_of(cpu);
 
 	while (move_on(cpu)) {
 		cpu->next_task = 0;
 		if (is_fast(cpu)) {
-			cpu->n_tasks = kv_fast_n_tasks(cpu->active->pool->fast, cpu->step.fast, &cpu->chunk);
+			cpu->n_tasks = kv_fast_n_tasks(
+				cpu->active->pool->fast, cpu->step.fast, n_workers, &cpu->chunk);
 		} else {
 			cpu->n_tasks = kv_batch_n_tasks(
 				&cpu->active->pool->pages, cpu->active, (enum kv_batch_phase)cpu->step.phase);
@@ -151,7 +166,7 @@ void kv_cpu_run_chunk(struct kv_cpu_backend *cpu, struct kv_cpu_scratch *scratch
 	const struct kv_cpu_step step = cpu->step;
 	const bool is_fast_step = is_fast(cpu);
 	const uint64_t first = cpu->next_task;
-	const uint64_t end = cpu->n_tasks - first < cpu->chunk ? cpu->n_tasks : first + cpu->chunk;
+	const uint64_t end = first + n_to_take(cpu);
 
 	cpu->next_task = end;
 	cpu->n_running++;

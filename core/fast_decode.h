@@ -67,8 +67,9 @@ bool kv_fast_pool_has(const struct kv_fast_pool *pool, uint32_t layer);
 void kv_fast_begin(struct kv_fast_pool *pool);
 /* The next decodes that fit; false: there are no more. The tasks of the last wave are finished. */
 bool kv_fast_next_wave(struct kv_fast_pool *pool, const struct kv_batch *batch);
-/* Of the wave. *chunk: how many of them are worth taking together. */
-uint64_t kv_fast_n_tasks(const struct kv_fast_pool *pool, enum kv_fast_step step, uint64_t *chunk);
+/* Of the wave. *chunk: how many of them are worth taking together. n_workers: at least 1. */
+uint64_t kv_fast_n_tasks(
+	const struct kv_fast_pool *pool, enum kv_fast_step step, uint32_t n_workers, uint64_t *chunk);
 struct kv_finding kv_fast_run_task(struct kv_fast_pool *pool, const struct kv_batch *batch,
 	enum kv_fast_step step, uint64_t task_idx, struct kv_fast_scratch *fast,
 	struct kv_batch_scratch *scalar);

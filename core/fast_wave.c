@@ -11,7 +11,8 @@
 #define WORKSPACE_BYTES (16u << 20)
 #define STEP_BYTES      (384u << 10) /* keys and values of all heads */
 #define CHUNK_TASKS     8u           /* of preparing and merging: some 10 us */
-#define CHUNK_SPANS     4u
+#define CHUNK_SPANS     16u
+#define CHUNKS_EACH     4u /* of spans, for every worker */
 
 /* ---- pools ---- */
 
@@ -79,6 +80,7 @@ enum kv_status kv_fast_pool_create(const struct kv_batch_pages *pages, const str
 		kv_fast_pool_destroy(pool);
 		return kv_fail(err, KV_NO_MEMORY, "pool %s: workspace of the kernels", spec->name);
 	}
+	kv_pages_prefer_large(pool->workspace, pool->workspace_bytes);
 	*out = pool;
 	return KV_OK;
 }
@@ -188,14 +190,19 @@ bool kv_fast_next_wave(struct kv_fast_pool *pool, const struct kv_batch *batch)
 	return pool->n_items > 0;
 }
 
-uint64_t kv_fast_n_tasks(const struct kv_fast_pool *pool, enum kv_fast_step step, uint64_t *chunk)
+uint64_t kv_fast_n_tasks(
+	const struct kv_fast_pool *pool, enum kv_fast_step step, uint32_t n_workers, uint64_t *chunk)
 {
 	const uint64_t kv_heads = pool->pages->spec->kv_heads;
 
-	/* Spans one after the other, where there are many: what follows is asked for while one is worked on.
-	 */
-	*chunk = step != KV_FAST_SPANS
-		? CHUNK_TASKS
-		: kv_fast_max(1, kv_fast_min(CHUNK_SPANS, (uint32_t)(pool->n_span_tasks / 128)));
-	return step == KV_FAST_SPANS ? pool->n_span_tasks : pool->n_items * kv_heads;
+	if (step != KV_FAST_SPANS) {
+		*chunk = CHUNK_TASKS;
+		return pool->n_items * kv_heads;
+	}
+
+	const uint64_t share = pool->n_span_tasks / ((uint64_t)n_workers * CHUNKS_EACH);
+
+	/* One after the other: the first rows of a span are asked for while the one before is worked on. */
+	*chunk = share > CHUNK_SPANS ? CHUNK_SPANS : share > 0 ? share : 1;
+	return pool->n_span_tasks;
 }
