@@ -35,6 +35,8 @@
 #define KV_FAST_QUERIES_MAX  4u    /* of one call */
 #define KV_FAST_ROW_WORDS    8u /* 16-bit words of a row of 4-bit codes that are scored together: 128 bits */
 #define KV_FAST_SLOT_NONE    UINT16_MAX
+/* Logits count powers of 2, so that their exponentials need no other base. */
+#define KV_FAST_LOG2_E 1.4426950408889634
 /*
  * Greatest magnitudes. A table of K meets queries, a table of V weights, whose magnitudes add up to
  * KV_FAST_SUM_MAX of the table's at most: no sum reaches 2^31.
@@ -174,9 +176,9 @@ struct kv_fast_kernels {
 		const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros);
 	/* max of n values (a multiple of KV_FAST_BLOCK_TOKENS), -infinity among them. */
 	float (*max)(const float *values, uint32_t n);
-	/* values[i] = exp(values[i] - max), 0 for -infinity; returns the sum. n a multiple of
+	/* values[i] = 2^(values[i] - max), 0 for -infinity; returns the sum. n a multiple of
 	 * KV_FAST_BLOCK_TOKENS. */
-	float (*exp_sum)(float *values, uint32_t n, float max);
+	float (*exp2_sum)(float *values, uint32_t n, float max);
 	/* values[i] += offset, then capped (cap > 0), then sloped: + slope * (first + i). */
 	void (*bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
 	/* values[i] *= factor */

@@ -33,6 +33,7 @@ static struct kv_finding prepare(const struct kv_fast_task *task, struct kv_fast
 {
 	const uint32_t k_dim = task->input.k_codec->head_dim;
 	const enum kv_dtype dtype = (enum kv_dtype)task->op->q_dtype;
+	const double scale = (double)task->op->scale * KV_FAST_LOG2_E;
 
 	for (uint32_t query = 0; query < task->n_queries; query++) {
 		struct kv_fast_prepared *prepared = kv_fast_prepared_of(task, task->head, query);
@@ -42,17 +43,17 @@ static struct kv_finding prepare(const struct kv_fast_task *task, struct kv_fast
 			scratch->q);
 		if (!kv_rows_are_finite(scratch->q, k_dim))
 			return found(task, KV_BAD_VALUE, kv_fast_row_of(task, query));
-		prepared->offset = (float)((double)task->op->scale *
-			kv_attention_prepare(&task->input, scratch->q, scratch->prepared));
-		bool is_held = kv_fast_prepare(&task->layer->k, scratch->prepared, (double)task->op->scale,
+		prepared->offset =
+			(float)(scale * kv_attention_prepare(&task->input, scratch->q, scratch->prepared));
+		bool is_held = kv_fast_prepare(&task->layer->k, scratch->prepared, scale,
 			(int16_t *)(void *)(prepared + 1), (float *)(void *)(prepared + 1), prepared->units,
 			prepared->sums);
 
 		if (kv_fast_has_exact(task)) {
 			kv_attention_prepare_exact(&task->input, scratch->q, scratch->exact);
-			is_held &= kv_fast_prepare(&task->pool->exact_k, scratch->exact,
-				(double)task->op->scale, NULL, kv_fast_exact_numbers(prepared, task->layer),
-				&prepared->exact_unit, &prepared->exact_sum);
+			is_held &= kv_fast_prepare(&task->pool->exact_k, scratch->exact, scale, NULL,
+				kv_fast_exact_numbers(prepared, task->layer), &prepared->exact_unit,
+				&prepared->exact_sum);
 		}
 		if (!is_held)
 			prepared->offset = NAN; /* so is every logit, and the scalar routine answers */
@@ -76,7 +77,7 @@ static void collect_exact(
 		if (isinf(partial->max))
 			continue;
 
-		const double share = exp((double)partial->max - max);
+		const double share = exp2((double)partial->max - max);
 
 		task->pool->kernels->add(scratch->slots, sums, v->n_slots, share);
 	}
@@ -130,7 +131,7 @@ static bool merge_query(
 		if (isinf(partial->max) && !isnan(partial->sum))
 			continue;
 
-		const double share = exp((double)partial->max - max);
+		const double share = exp2((double)partial->max - max);
 
 		sum += share * (double)partial->sum;
 		task->pool->kernels->add(scratch->slots, sums, v->n_slots, share);
@@ -145,7 +146,7 @@ static bool merge_query(
 		if (kv_fast_has_exact(task))
 			collect_exact(task, query, max, scratch);
 
-		max += favour_of(task, query, &range); /* a sink has no distance */
+		max = max / KV_FAST_LOG2_E + favour_of(task, query, &range); /* a sink has no distance */
 
 		const double factor = kv_attention_close(sink, &max, &sum);
 

@@ -46,7 +46,7 @@ struct kv_fast_pool {
 /* One prepared query; its slots follow, then those for rows of the exact window. */
 struct kv_fast_prepared {
 	float units[KV_FAST_PARTS_MAX], sums[KV_FAST_PARTS_MAX];
-	float offset; /* scale * <q, k_center> */
+	float offset; /* scale * <q, k_center>, as logits count */
 	float exact_unit, exact_sum;
 	float padding[13];
 };

@@ -23,7 +23,7 @@
 void OF_SET(kv_fast_accumulate)(const struct kv_fast_side *side, const struct kv_fast_rows *rows,
 	const float *weights, uint32_t n_queries, float *const *sums, float *const *zeros);
 float OF_SET(kv_fast_max)(const float *values, uint32_t n);
-float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max);
+float OF_SET(kv_fast_exp2_sum)(float *values, uint32_t n, float max);
 void OF_SET(kv_fast_bend)(float *values, uint32_t n, float offset, float cap, float slope, float first);
 void OF_SET(kv_fast_scale)(float *values, uint32_t n, float factor);
 void OF_SET(kv_fast_add)(double *sums, const float *values, uint32_t n, double factor);
@@ -99,7 +99,8 @@ INLINE void ask(struct asking *asking)
 
 /*
  * Rows of the next call are in the second-level cache, one here and one there: on their way to them, kernels
- * bring them into the first level, as evenly.
+ * bring them into the first level, as evenly. The line in which a row begins is there: the row before it,
+ * which this call works on, ends in it.
  */
 struct touching {
 	const uint8_t *const *rows;
@@ -126,8 +127,12 @@ INLINE void touch(struct touching *touching)
 	for (; touching->row * 64 < touching->due; touching->row++) {
 		const uint8_t *row = touching->rows[touching->row] + touching->offset;
 
-		for (uint32_t at = 0; at < touching->row_bytes; at += 64)
+		uint32_t at = touching->row_bytes + 63;
+
+		do {
+			at -= 64;
 			__builtin_prefetch(row + at);
+		} while (at >= 128);
 	}
 }
 
@@ -230,11 +235,23 @@ INLINE f32_lanes singles_of_rows(const struct kv_fast_rows *rows, uint32_t first
 	return (f32_lanes)join_quads(quads);
 }
 
-/* Of all places that hold rows. */
+/* Of all places that hold rows. By way of integers: vector units have more to do than others. */
 INLINE void load_singles(const struct kv_fast_rows *rows, uint32_t offset, float out[STEP])
 {
-	for (uint32_t t = 0; t < n_places(rows); t += LANES)
-		store_f32(singles_of_rows(rows, t, offset), out + t);
+	const uint32_t n = n_places(rows);
+
+	for (uint32_t t = 0; t < n; t += 8) {
+		const uint8_t *const *from = rows->rows + t;
+
+		UNROLL
+		for (uint32_t i = 0; i < 8; i++) {
+			uint32_t word;
+
+			memcpy(&word, from[i] + offset, sizeof(word));
+			FORGET(word);
+			memcpy(out + t + i, &word, sizeof(word));
+		}
+	}
 }
 
 INLINE void store_halves(__m128i eight, float *to)

@@ -1,44 +1,34 @@
 /* Logits to weights, compiled once per instruction set (core/fast.h). */
 #include "core/fast_set.h"
 
-/* In two parts. */
-#define LOG2_E     0x1.715476p+0f
-#define LOG2_E_LOW 0x1.4ae0cp-26f
 /* Adding it rounds to a whole number, which then stands in the low bits. */
 #define ROUNDING 0x1.8p23f
 
 #define EXP_AT_ONCE (TOKENS / LANES)
 
 /*
- * exp(x) for x <= 0, with a relative error below 2^-22: 2^n times a polynomial of degree 5 for 2^r, |r| <= 1
- * / 2, whose relative error is 2^-23.6 at most (equal ripples). 0 where the result is below the normal
- * numbers, NaN where x is. Each operation for all of `n_at_once` before the next one: it waits for the one
- * before.
+ * 2^(value - max) where the value is at most the maximum, with a relative error below 2^-22: 2^n times a
+ * polynomial of degree 5 for 2^r, |r| <= 1 / 2, which is 1 for r = 0 and off by 2^-23.4 at most (equal
+ * ripples). What is 127 below the maximum, or more, has n = -127 and r = 0: the bits of 1 with an exponent
+ * that is 127 less, which are those of 0. NaN where the value is. Each operation for all of `n_at_once`
+ * before the next one: it waits for the one before.
  */
-INLINE void exp_each(f32_lanes *values, const uint32_t n_at_once)
+INLINE void exp2_each(f32_lanes *values, float max, const uint32_t n_at_once)
 {
-	const f32_lanes coefficients[] = { repeat_f32(0x1.5c08e6p-10f), repeat_f32(0x1.3d0c52p-7f),
-		repeat_f32(0x1.c6b6e4p-5f), repeat_f32(0x1.ebf918p-3f), repeat_f32(0x1.62e428p-1f),
-		repeat_f32(0x1.000002p+0f) };
-	f32_lanes clipped[EXP_AT_ONCE], shifted[EXP_AT_ONCE], r[EXP_AT_ONCE], sum[EXP_AT_ONCE];
+	const f32_lanes coefficients[] = { repeat_f32(0x1.5bba14p-10f), repeat_f32(0x1.3cea88p-7f),
+		repeat_f32(0x1.c6b752p-5f), repeat_f32(0x1.ebf9bcp-3f), repeat_f32(0x1.62e42ap-1f),
+		repeat_f32(1) };
+	f32_lanes shifted[EXP_AT_ONCE], r[EXP_AT_ONCE], sum[EXP_AT_ONCE];
 
 	UNROLL
 	for (uint32_t i = 0; i < n_at_once; i++) /* in this order what is no number stays one */
-		clipped[i] = greater(repeat_f32(-126 / LOG2_E), values[i]);
+		r[i] = greater(repeat_f32(-127), values[i] - repeat_f32(max));
 	UNROLL
 	for (uint32_t i = 0; i < n_at_once; i++)
-		shifted[i] = (f32_lanes)fma_f32(
-			(f_vector)clipped[i], (f_vector)repeat_f32(LOG2_E), (f_vector)repeat_f32(ROUNDING));
+		shifted[i] = r[i] + repeat_f32(ROUNDING);
 	UNROLL
 	for (uint32_t i = 0; i < n_at_once; i++)
-		r[i] = repeat_f32(ROUNDING) - shifted[i]; /* -n */
-	UNROLL
-	for (uint32_t i = 0; i < n_at_once; i++)
-		r[i] = (f32_lanes)fma_f32((f_vector)clipped[i], (f_vector)repeat_f32(LOG2_E), (f_vector)r[i]);
-	UNROLL
-	for (uint32_t i = 0; i < n_at_once; i++)
-		r[i] = (f32_lanes)fma_f32(
-			(f_vector)clipped[i], (f_vector)repeat_f32(LOG2_E_LOW), (f_vector)r[i]);
+		r[i] -= shifted[i] - repeat_f32(ROUNDING);
 	UNROLL
 	for (uint32_t i = 0; i < n_at_once; i++)
 		sum[i] = (f32_lanes)fma_f32(
@@ -51,17 +41,13 @@ INLINE void exp_each(f32_lanes *values, const uint32_t n_at_once)
 				(f_vector)sum[i], (f_vector)r[i], (f_vector)coefficients[c]);
 	}
 	UNROLL
-	for (uint32_t i = 0; i < n_at_once; i++) {
-		const i32_lanes exponent = (i32_lanes)shifted[i] << 23;
-		const i32_lanes is_small = values[i] < repeat_f32(-126 / LOG2_E);
-
-		values[i] = (f32_lanes)(((i32_lanes)sum[i] + exponent) & ~is_small);
-	}
+	for (uint32_t i = 0; i < n_at_once; i++)
+		values[i] = (f32_lanes)((i32_lanes)sum[i] + ((i32_lanes)shifted[i] << 23));
 }
 
-INLINE f32_lanes exp_lanes(f32_lanes x)
+INLINE f32_lanes exp2_lanes(f32_lanes x)
 {
-	exp_each(&x, 1);
+	exp2_each(&x, 0, 1);
 	return x;
 }
 
@@ -82,7 +68,7 @@ float OF_SET(kv_fast_max)(const float *values, uint32_t n)
 	return greatest_lane(max[0]);
 }
 
-float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max)
+float OF_SET(kv_fast_exp2_sum)(float *values, uint32_t n, float max)
 {
 	f32_lanes sum = { 0 };
 
@@ -91,8 +77,8 @@ float OF_SET(kv_fast_exp_sum)(float *values, uint32_t n, float max)
 
 		UNROLL
 		for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
-			weights[i] = load_f32(values + first + (size_t)i * LANES) - repeat_f32(max);
-		exp_each(weights, EXP_AT_ONCE);
+			weights[i] = load_f32(values + first + (size_t)i * LANES);
+		exp2_each(weights, max, EXP_AT_ONCE);
 		UNROLL
 		for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
 			store_f32(weights[i], values + first + (size_t)i * LANES);
@@ -111,7 +97,7 @@ INLINE f32_lanes tanh_lanes(f32_lanes x)
 {
 	const i32_lanes sign = (i32_lanes)x & INT32_MIN;
 	const f32_lanes size = (f32_lanes)((i32_lanes)x & INT32_MAX);
-	const f32_lanes e = exp_lanes(size * repeat_f32(-2));
+	const f32_lanes e = exp2_lanes(size * repeat_f32(-2 * (float)KV_FAST_LOG2_E));
 	const f32_lanes far = (f32_lanes)((i32_lanes)((repeat_f32(1) - e) / (repeat_f32(1) + e)) | sign);
 	const f32_lanes square = x * x;
 	const f32_lanes coefficients[] = { repeat_f32(62.0f / 2835), repeat_f32(-17.0f / 315),

@@ -51,6 +51,19 @@ static struct source rings_of(const struct pass *pass)
 		.seats = &pass->scratch->ring };
 }
 
+/* What is counted as logits are. */
+static float base_2(float natural)
+{
+	return (float)((double)natural * KV_FAST_LOG2_E);
+}
+
+static float slope_of(const struct kv_fast_task *task, uint32_t q_head)
+{
+	const struct kv_layer_spec *spec = &task->pool->pages->spec->layers[task->op->layer];
+
+	return spec->alibi ? base_2(spec->alibi[q_head]) : 0;
+}
+
 static void take_exact_seat(const struct pass *pass, uint32_t seat_idx, struct kv_fast_prepared *prepared,
 	struct kv_fast_partial *partial)
 {
@@ -70,7 +83,6 @@ static void take_exact_seat(const struct pass *pass, uint32_t seat_idx, struct k
 static void take_seat(const struct pass *pass, uint32_t span, uint32_t head, uint32_t n)
 {
 	const struct kv_fast_task *task = pass->task;
-	const struct kv_layer_spec *spec = &task->pool->pages->spec->layers[task->op->layer];
 	const bool is_query = n < pass->n_queries;
 	const uint32_t seat_idx = head * pass->n_filled + n;
 	const uint32_t query = pass->query_first + (is_query ? n : pass->n_queries - 1);
@@ -86,8 +98,7 @@ static void take_seat(const struct pass *pass, uint32_t span, uint32_t head, uin
 	scratch->seats[seat_idx] = (struct kv_fast_seat){
 		.tokens = kv_fast_range_of(task->pool, task->op, kv_fast_row_of(task, query)),
 		.offset = prepared->offset,
-		.slope = spec->alibi ? spec->alibi[kv_fast_q_head_of(task, pass->head_first + head, query)]
-				     : 0,
+		.slope = slope_of(task, kv_fast_q_head_of(task, pass->head_first + head, query)),
 		.partial = is_query ? partial : NULL,
 	};
 	scratch->paged.sums[seat_idx] = is_query ? (float *)(void *)(partial + 1) : scratch->unused;
@@ -234,7 +245,8 @@ static bool weigh(const struct pass *pass, const struct step *step, uint32_t sea
 	const uint32_t n = n_of(step);
 
 	if (partial) {
-		const float softcap = pass->task->pool->pages->spec->layers[pass->task->op->layer].softcap;
+		const float softcap =
+			base_2(pass->task->pool->pages->spec->layers[pass->task->op->layer].softcap);
 
 		if (seat->offset != 0 || softcap > 0 || seat->slope != 0)
 			kernels->bend(logits, n, seat->offset, softcap, seat->slope,
@@ -253,7 +265,7 @@ static bool weigh(const struct pass *pass, const struct step *step, uint32_t sea
 		return false;
 	}
 	if (max > partial->max) {
-		const float shrink = isinf(partial->max) ? 0 : expf(partial->max - max);
+		const float shrink = isinf(partial->max) ? 0 : exp2f(partial->max - max);
 
 		partial->sum *= shrink;
 		for (uint32_t p = 0; p < v->n_parts; p++)
@@ -264,7 +276,7 @@ static bool weigh(const struct pass *pass, const struct step *step, uint32_t sea
 				pass->task->pool->exact_v.n_slots, shrink);
 		partial->max = max;
 	}
-	partial->sum += kernels->exp_sum(logits, n, partial->max);
+	partial->sum += kernels->exp2_sum(logits, n, partial->max);
 	return true;
 }
 
