@@ -26,9 +26,17 @@ struct weights {
 	_Alignas(16) float unit[KV_FAST_QUERIES_MAX];
 };
 
-/* Of the block at `first`; values are the weights times scales, which are NULL for 1. */
-INLINE void round_weights(const float *values, const float *scales, uint32_t first, const uint32_t n_queries,
-	struct weights *weights)
+INLINE f32_lanes scaled_weights(const float *values, const float *scales, uint32_t t)
+{
+	return scales ? load_f32(values + t) * load_f32(scales + t) : load_f32(values + t);
+}
+
+/*
+ * Values are the weights times scales, which are NULL for 1. Units of all blocks come first, so that the
+ * divisions of one need not be waited for before the next.
+ */
+INLINE void round_weights(const float *values, const float *scales, uint32_t n_blocks,
+	const uint32_t n_queries, struct weights *weights)
 {
 	/* Words 0, 0, 2, 2 and so on. */
 	const __m256i twice = _mm256_set1_epi64x(0x0504050401000100);
@@ -36,37 +44,43 @@ INLINE void round_weights(const float *values, const float *scales, uint32_t fir
 		_mm256_add_epi8(twice, _mm256_set_epi64x(0x0808080808080808, 0, 0x0808080808080808, 0));
 	/* Rounding adds at most a half for each weight, and once more for each product. */
 	const float most = (float)(KV_FAST_WEIGHT_MAX - TOKENS);
-	f32_lanes scaled[KV_FAST_QUERIES_MAX][TOKENS / LANES], all[KV_FAST_QUERIES_MAX];
-	_Alignas(16) float factors[KV_FAST_QUERIES_MAX];
+	_Alignas(16) float factors[BLOCKS][KV_FAST_QUERIES_MAX];
 
-	UNROLL
-	for (uint32_t q = 0; q < n_queries; q++) {
+	uint32_t b = 0;
+
+	do { /* of one block at least */
+		f32_lanes all[KV_FAST_QUERIES_MAX];
+
 		UNROLL
-		for (uint32_t i = 0; i < TOKENS / LANES; i++) {
-			const uint32_t t = first + i * LANES;
+		for (uint32_t q = 0; q < n_queries; q++) {
+			const float *from = values + (size_t)q * STEP;
+			const uint32_t t = b * TOKENS;
 
-			scaled[q][i] = load_f32(values + (size_t)q * STEP + t);
-			if (scales)
-				scaled[q][i] *= load_f32(scales + t);
+			all[q] = (scaled_weights(from, scales, t) + scaled_weights(from, scales, t + LANES)) +
+				(scaled_weights(from, scales, t + 2 * LANES) +
+					scaled_weights(from, scales, t + 3 * LANES));
 		}
-		all[q] = (scaled[q][0] + scaled[q][1]) + (scaled[q][2] + scaled[q][3]);
-	}
 
-	/* Weights that are all smaller than that, or nothing, become nothing. */
-	const __m128 sum = _mm_max_ps(_mm_set1_ps(0x1p-100f), sums_of_four(all, n_queries));
+		/* Weights that are all smaller than that, or nothing, become nothing. */
+		const __m128 sum = _mm_max_ps(_mm_set1_ps(0x1p-100f), sums_of_four(all, n_queries));
 
-	_mm_store_ps(factors, _mm_div_ps(_mm_set1_ps(most), sum));
-	_mm_store_ps(weights->units[first / TOKENS], _mm_mul_ps(sum, _mm_set1_ps(1 / most)));
-	UNROLL
-	for (uint32_t q = 0; q < n_queries; q++) {
-		const f32_lanes factor = repeat_f32(factors[q]);
-
+		_mm_store_ps(factors[b], _mm_div_ps(_mm_set1_ps(most), sum));
+		_mm_store_ps(weights->units[b], _mm_mul_ps(sum, _mm_set1_ps(1 / most)));
+	} while (++b < n_blocks);
+	for (b = 0; b < n_blocks; b++) {
 		UNROLL
-		for (uint32_t i = 0; i < TOKENS / LANES; i++) {
-			const __m256i two =
-				_mm256_shuffle_epi8((__m256i)rounded(scaled[q][i] * factor), places);
+		for (uint32_t q = 0; q < n_queries; q++) {
+			const f32_lanes factor = repeat_f32(factors[b][q]);
 
-			memcpy(&weights->pairs[first / TOKENS][q][i * LANES], &two, sizeof(two));
+			UNROLL
+			for (uint32_t i = 0; i < TOKENS / LANES; i++) {
+				const f32_lanes scaled = scaled_weights(
+					values + (size_t)q * STEP, scales, b * TOKENS + i * LANES);
+				const __m256i two =
+					_mm256_shuffle_epi8((__m256i)rounded(scaled * factor), places);
+
+				memcpy(&weights->pairs[b][q][i * LANES], &two, sizeof(two));
+			}
 		}
 	}
 }
@@ -200,9 +214,11 @@ INLINE void sum_rows(const struct kv_fast_part *part, const struct lookup *looku
 	expand_codes(lookup,
 		codes_at(load_words((const int16_t *)(const void *)(rows->rows[0] + offset)), half), values);
 	for (uint32_t first = 0; first < n; first += TOKENS) {
-		struct asking asking = begin_asking(part, rows, first, slot, CODES_AT_ONCE / 2, TOKENS / 4);
+		struct asking asking =
+			begin_asking(part, rows, first, slot, CODES_AT_ONCE / 2, TOKENS / 4 + 1);
 		__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 };
 
+		ask(&asking);
 		/* Tokens beyond the last have rows, and no weight. */
 		for (uint32_t t = 0; t < TOKENS; t += 4) {
 			const uint8_t *const *from = rows->rows + first + t;
@@ -331,11 +347,8 @@ INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows
 {
 	const uint32_t n = n_places(rows);
 	struct weights weights;
-	uint32_t first = 0;
 
-	do /* of one block at least */
-		round_weights(values, scales, first, n_queries, &weights);
-	while ((first += TOKENS) < n);
+	round_weights(values, scales, n / TOKENS, n_queries, &weights);
 	find_multipliers(n / TOKENS, &weights);
 #define SUM(bits, is_value) sum_part_of(part, rows, &weights, n_queries, bits, is_value, sums)
 	switch (part->bits) {

@@ -16,7 +16,8 @@
 
 #define INLINE       static inline __attribute__((always_inline))
 #define ROWS_AT_ONCE (LANES / 4) /* that share a register, 128 bits each */
-/* Hides where a pointer comes from: a compiler that keeps 32 loaded pointers in vector registers is slow. */
+/* Hides where a pointer or number comes from: a compiler that keeps 32 of them in vector registers is slow.
+ */
 #define FORGET(p) __asm__("" : "+r"(p))
 /* Sanitized builds optimise too little to unroll, and say so. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
