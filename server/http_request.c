@@ -311,7 +311,9 @@ enum MHD_Result srv_http_dispatch(struct srv_http_request *request, const char *
 	request->is_allowed = true;
 	if (!is_path) {
 		request->allow[0] = '\0';
-		snprintf(detail, sizeof(detail), "there is nothing at '%.80s'", url);
+		snprintf(detail, sizeof(detail), "there is nothing at '%.80s'; %s", url,
+			request->listener->is_metrics ? "here are /metrics, /livez and /readyz"
+						      : "/v1/openapi.json lists what there is");
 		return srv_http_refuse(request, KV_NOT_FOUND, detail);
 	}
 	if (!route) {

@@ -68,6 +68,19 @@ struct job {
 
 /* ---- inputs ---- */
 
+/* A capture has some layers of its model: which ones, as far as they fit into a line. */
+static enum kv_status no_layer(const struct srv_capture *capture, uint64_t number, struct kv_error *err)
+{
+	char known[120] = "";
+	size_t used = 0;
+
+	for (uint32_t i = 0; i < capture->n_layers && used + 16 < sizeof(known); i++)
+		used += (size_t)snprintf(
+			known + used, sizeof(known) - used, "%s%u", i ? ", " : "", capture->layers[i].number);
+	return kv_fail(err, SRV_CTL_USAGE, "--layer: the capture has no layer %llu; %u are captured: %s",
+		(unsigned long long)number, capture->n_layers, known);
+}
+
 static enum kv_status find_step(struct job *job, struct kv_error *err)
 {
 	const struct srv_ctl *ctl = job->ctl;
@@ -81,8 +94,7 @@ static enum kv_status find_step(struct job *job, struct kv_error *err)
 			break;
 	}
 	if (job->layer_idx == job->capture->n_layers)
-		return kv_fail(err, SRV_CTL_USAGE, "--layer: the capture has no layer %llu; %u are captured",
-			(unsigned long long)number, job->capture->n_layers);
+		return no_layer(job->capture, number, err);
 	if (token >= job->capture->n_tokens)
 		return kv_fail(err, SRV_CTL_USAGE, "--token: the capture has tokens 0 to %u",
 			job->capture->n_tokens - 1);

@@ -5,9 +5,6 @@
 #include "server/ctl/ctl.h"
 #include "server/ctl/table.h"
 
-/* 16 hex digits, and room to tell longer ones from them. */
-#define ID_CHARS 16u
-
 static const char *human_lease(const json_t *session, char text[static SRV_HUMAN_BYTES])
 {
 	const json_t *left = json_object_get(session, "lease_left_ms");
@@ -116,17 +113,18 @@ static enum kv_status list_sessions(const struct srv_ctl *ctl, struct kv_error *
 	return KV_OK;
 }
 
-/* An id, or the name of a session; two tenants may have one of the same name. */
-static enum kv_status find_session(
-	const struct srv_ctl *ctl, const char *operand, char id[ID_CHARS + 1], struct kv_error *err)
+/* Two tenants may have a session of the same name. */
+enum kv_status srv_ctl_session_id(const struct srv_ctl *ctl, const char *operand,
+	char id[SRV_CTL_SESSION_CHARS + 1], struct kv_error *err)
 {
 	json_t *sessions = NULL;
 	const json_t *session;
 	uint32_t n_found = 0;
 	size_t i;
 
-	if (strlen(operand) == ID_CHARS && strspn(operand, SRV_CTL_HEX_CHARS) == ID_CHARS) {
-		memcpy(id, operand, ID_CHARS + 1);
+	if (strlen(operand) == SRV_CTL_SESSION_CHARS &&
+		strspn(operand, SRV_CTL_HEX_CHARS) == SRV_CTL_SESSION_CHARS) {
+		memcpy(id, operand, SRV_CTL_SESSION_CHARS + 1);
 		return KV_OK;
 	}
 	const enum kv_status status = srv_ctl_api_list(ctl, "/v1/sessions", "sessions", &sessions, err);
@@ -137,7 +135,7 @@ static enum kv_status find_session(
 		if (strcmp(srv_json_text(session, "name"), operand) != 0)
 			continue;
 		n_found++;
-		snprintf(id, ID_CHARS + 1, "%s", srv_json_text(session, "id"));
+		snprintf(id, SRV_CTL_SESSION_CHARS + 1, "%s", srv_json_text(session, "id"));
 	}
 	json_decref(sessions);
 	if (n_found == 0)
@@ -155,9 +153,9 @@ static enum kv_status find_session(
 /* The session itself is in every page; its sequences are collected over all of them. */
 static enum kv_status show_session(const struct srv_ctl *ctl, const char *operand, struct kv_error *err)
 {
-	char id[ID_CHARS + 1], path[64];
+	char id[SRV_CTL_SESSION_CHARS + 1], path[64];
 	json_t *page = NULL, *sequences = NULL;
-	enum kv_status status = find_session(ctl, operand, id, err);
+	enum kv_status status = srv_ctl_session_id(ctl, operand, id, err);
 
 	if (status != KV_OK)
 		return status;
@@ -207,8 +205,8 @@ const struct srv_command srv_cmd_sessions = {
 
 static enum kv_status run_close(struct srv_ctl *ctl, struct kv_error *err)
 {
-	char id[ID_CHARS + 1];
-	const enum kv_status status = find_session(ctl, ctl->operands[0], id, err);
+	char id[SRV_CTL_SESSION_CHARS + 1];
+	const enum kv_status status = srv_ctl_session_id(ctl, ctl->operands[0], id, err);
 
 	return status == KV_OK ? srv_ctl_delete(ctl, "/v1/sessions", id, SRV_CTL_HEX_CHARS, err) : status;
 }

@@ -7,7 +7,6 @@
 #include "server/ctl/ctl.h"
 #include "server/ctl/table.h"
 
-#define ID_CHARS  16u
 #define LOOK_NS   20000000L
 #define LOOKS_MAX 180000u /* an hour */
 
@@ -17,7 +16,7 @@ static const struct srv_arg snapshot_args[] = {
 	[ARG_SESSION] = { .name = "session",
 		.kind = SRV_ARG_TEXT,
 		.placeholder = "ID",
-		.help = "only this one, of those that 'tqkvctl sessions' lists" },
+		.help = "only this one, by its id or name, of those that 'tqkvctl sessions' lists" },
 	[ARG_ALL] = { .name = "all",
 		.kind = SRV_ARG_FLAG,
 		.help = "all sessions that have a name (the default)" },
@@ -96,16 +95,20 @@ static enum kv_status run_one(const struct srv_ctl *ctl, const char *path, json_
 
 static enum kv_status run_snapshot(struct srv_ctl *ctl, struct kv_error *err)
 {
-	const char *id = ctl->values[ARG_SESSION].text;
+	const char *session = ctl->values[ARG_SESSION].text;
+	char id[SRV_CTL_SESSION_CHARS + 1];
 
-	if (id && ctl->values[ARG_ALL].is_given)
+	if (session && ctl->values[ARG_ALL].is_given)
 		return kv_fail(err, SRV_CTL_USAGE, "--session and --all exclude each other");
-	if (id && (strlen(id) != ID_CHARS || strspn(id, "0123456789abcdefABCDEF") != ID_CHARS))
-		return kv_fail(err, SRV_CTL_USAGE,
-			"'%.40s' is not a session id of 16 hex digits, as 'tqkvctl sessions' lists them", id);
+	if (session) {
+		const enum kv_status status = srv_ctl_session_id(ctl, session, id, err);
+
+		if (status != KV_OK)
+			return status;
+	}
 	return run_one(ctl, "/v1/snapshot",
-		id ? json_pack("{s:s, s:s}", "name", ctl->operands[0], "session", id)
-		   : json_pack("{s:s}", "name", ctl->operands[0]),
+		session ? json_pack("{s:s, s:s}", "name", ctl->operands[0], "session", id)
+			: json_pack("{s:s}", "name", ctl->operands[0]),
 		err);
 }
 

@@ -132,6 +132,10 @@ KV_MUST_CHECK enum kv_status srv_ctl_api_text(
 /* GET of a list that comes in pages: the members of all pages' array `key`, in one array. */
 KV_MUST_CHECK enum kv_status srv_ctl_api_list(
 	const struct srv_ctl *ctl, const char *path, const char *key, json_t **list, struct kv_error *err);
+/* 16 hex digits of a session, from those or from its name. USAGE: none is called so; BAD_ARG: several are. */
+#define SRV_CTL_SESSION_CHARS 16u
+KV_MUST_CHECK enum kv_status srv_ctl_session_id(const struct srv_ctl *ctl, const char *operand,
+	char id[SRV_CTL_SESSION_CHARS + 1], struct kv_error *err);
 /*
  * DELETE of path/name, and "{}" with --json. USAGE: the name has characters that no such name has, so that it
  * cannot be another path.

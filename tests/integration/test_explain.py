@@ -91,7 +91,7 @@ class Explain(unittest.TestCase):
     def test_refusals(self):
         """What is wrong with the line, and with which part of it."""
         for args, text in ((("--explain", "--layer", 18), "--explain, --layer and --token are needed"),
-                           (("--explain", "--layer", 1, "--token", 3), "the capture has no layer 1"),
+                           (("--explain", "--layer", 1, "--token", 3), "the capture has no layer 1; 3 are captured: 0, 18, 29"),
                            (("--explain", "--layer", 18, "--token", 256), "tokens 0 to 255"),
                            (("--explain", "--layer", 18, "--token", 2, "--head", 9), "query heads 0 to 8"),
                            (("--explain", "--layer", 18, "--token", 2, "--preset", "k8v4", "--k", "tq4"), "--preset")):

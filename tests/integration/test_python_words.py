@@ -83,6 +83,10 @@ class Words(unittest.TestCase):
     def test_a_session_that_is_not_there_is_named(self):
         self.told(Status.NOT_FOUND, 'no session "nobody"', self.client.attach, "nobody")
 
+    def test_numbers_of_open_are_named(self):
+        self.told(Status.BAD_ARG, "lease_ms is -1, expected 0 to 4294967295", self.client.open, "tq4", lease_ms=-1)
+        self.told(Status.BAD_ARG, "reserve_blocks is 1.5, expected a whole number", self.client.open, "tq4", reserve_blocks=1.5)
+
     def test_parts_of_different_shapes_are_not_merged(self):
         self.told(Status.BAD_ARG, "outputs of the parts have shapes (4, 64), (4,)", tqkv.merge,
                   [np.zeros((4, 64), np.float32), np.zeros(4, np.float32)], [np.zeros(4), np.zeros(4)])

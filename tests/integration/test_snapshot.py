@@ -163,6 +163,10 @@ class Snapshots(unittest.TestCase):
             done = ctl(daemon, "snapshot", "b-only", "--session", ids["b"])
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("1 sessions", done.stdout)
+            done = ctl(daemon, "snapshot", "a-only", "--session", "a")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("1 sessions", done.stdout)
+            self.assertEqual(ctl(daemon, "snapshot", "none", "--session", "c").returncode, 2)
 
     def test_what_is_wrong_with_a_file_is_said_and_changes_nothing(self):
         with self.daemon() as daemon, tqkv.Client(daemon.addr) as client:

@@ -159,6 +159,7 @@ START_TEST(test_http_not_found)
 	for (size_t i = 0; i < KV_LENGTH(paths); i++) {
 		ask("GET", paths[i], "", NULL);
 		assert_problem(404, "NOT_FOUND", "there is nothing at '");
+		assert_has(response.body, "; /v1/openapi.json lists what there is\"");
 		ck_assert_ptr_null(kv_test_header(&response, "Allow"));
 	}
 	ck_assert_uint_eq(atomic_load(&test.n_taken), 0);

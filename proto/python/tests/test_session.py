@@ -95,7 +95,8 @@ class Retries(Errors):
             self.assertIn("2, 4 are used", str(error))
             session = client.open("pool")
             error = self.assert_raises(Status.QUOTA, session.append, 1, 0, ONE, ONE)
-            self.assertEqual(str(error), "QUOTA: APPEND: sequence 1: quota exceeded")
+            self.assertEqual(str(error), "QUOTA: APPEND: sequence 1: quota exceeded, one of the tenant's: "
+                             "'tqkvctl tenants' tells which")
             self.assertLess(time.monotonic() - begun, 10)
             self.assertEqual(session.append(1, 0, ONE, ONE), 1)
             client.close()

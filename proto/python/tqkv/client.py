@@ -7,6 +7,7 @@ from collections import namedtuple
 import numpy as np
 
 from . import _wire as wire
+from ._arguments import whole
 from ._connection import Connection, now
 from ._rows import WINDOW_FRAMES, Backoff
 from .codec import PoolCodec
@@ -440,13 +441,13 @@ class Client:
             raise ArgumentError(f"the pool's name has {len(pool)} bytes, expected 1 to 64")
         if len(session) > 128 or (opcode == wire.ATTACH and not session):
             raise ArgumentError(f"the session's name has {len(session)} bytes, expected 1 to 128")
-        try:
-            op = wire.LAYOUTS["open_req"].pack(
-                pool_name_bytes=len(pool), session_name_bytes=len(session), priority=priority, flags=flags,
-                lease_ms=lease_ms, reserve_blocks=reserve_blocks, sequences_max=sequences_max, tokens_max=tokens_max,
-                fingerprint=fingerprint)
-        except Exception as error:  # struct.error
-            raise ArgumentError(f"a number of open() is out of range: {error}") from error
+        op = wire.LAYOUTS["open_req"].pack(
+            pool_name_bytes=len(pool), session_name_bytes=len(session), flags=flags,
+            priority=whole("priority", priority, 0, 0xFFFF), lease_ms=whole("lease_ms", lease_ms, 0, 0xFFFFFFFF),
+            reserve_blocks=whole("reserve_blocks", reserve_blocks, 0, 0xFFFFFFFF),
+            sequences_max=whole("sequences_max", sequences_max, 0, 0xFFFFFFFF),
+            tokens_max=whole("tokens_max", tokens_max, 0, 0xFFFFFFFF),
+            fingerprint=whole("fingerprint", fingerprint, 0, (1 << 64) - 1))
         return self._call(opcode, op, pool + session, deadline=deadline)
 
     def _new_session(self, pool, name, reply):

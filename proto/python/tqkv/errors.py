@@ -112,6 +112,8 @@ class ItemResult(namedtuple("ItemResult", "index sequence status length n_tokens
             text += f"{status_text(self.status)}, the sequence has {self.length} tokens"
         else:
             text += status_text(self.status)
+        if self.status == Status.QUOTA:
+            text += ", one of the tenant's: 'tqkvctl tenants' tells which"
         if self.layer is not None:
             text += f", layer {self.layer}"
         if self.row is not None:
