@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +14,12 @@
 
 /* First guess for pipes and files in /proc, which have no size. */
 #define GUESS_BYTES 65536u
+
+/*
+ * How long somebody who writes into a pipe may be silent. Without a bound a FIFO in place of a file would
+ * hold whoever reads it again for a reload for ever, and with it the control API.
+ */
+#define SILENCE_MS 3000
 
 struct reader {
 	const char *path;
@@ -42,6 +49,20 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
+/* Until there is something to read, or the end is there. */
+static enum kv_status reader_wait(struct reader *reader, struct kv_error *err)
+{
+	struct pollfd event = { .fd = reader->fd, .events = POLLIN };
+	const int n = poll(&event, 1, SILENCE_MS);
+
+	if (n < 0 && errno != EINTR)
+		return kv_fail(err, KV_IO_ERROR, "%s: %s", reader->path, strerror(errno));
+	if (n == 0)
+		return kv_fail(err, KV_IO_ERROR, "%s: is a pipe into which nobody has written for %d s",
+			reader->path, SILENCE_MS / 1000);
+	return KV_OK;
+}
+
 /* Reads to the end; one byte more than n_bytes_max is tried, to tell "fits" from "too long". */
 static enum kv_status reader_run(struct reader *reader, struct kv_error *err)
 {
@@ -57,6 +78,9 @@ static enum kv_status reader_run(struct reader *reader, struct kv_error *err)
 			(unsigned long long)found.st_size, (unsigned long long)reader->n_bytes_max);
 	/* One byte more than the size: the end is then seen without growing. */
 	status = reader_grow(reader, found.st_size > 0 ? (uint64_t)found.st_size + 1 : GUESS_BYTES, err);
+	/* A FIFO that nobody has opened for writing yet looks as if it were at its end. */
+	if (status == KV_OK && S_ISFIFO(found.st_mode))
+		status = reader_wait(reader, err);
 	while (status == KV_OK) {
 		if (reader->n_bytes == reader->capacity) {
 			status = reader_grow(
@@ -69,6 +93,10 @@ static enum kv_status reader_run(struct reader *reader, struct kv_error *err)
 
 		if (n < 0 && errno == EINTR)
 			continue;
+		if (n < 0 && errno == EAGAIN) {
+			status = reader_wait(reader, err);
+			continue;
+		}
 		if (n < 0)
 			return kv_fail(err, KV_IO_ERROR, "%s: %s", reader->path, strerror(errno));
 		if (n == 0)
@@ -85,7 +113,7 @@ static enum kv_status files_read_all(
 	const char *path, uint64_t n_bytes_max, char **data, uint64_t *n_bytes, struct kv_error *err)
 {
 	struct reader reader = {
-		.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC), .n_bytes_max = n_bytes_max
+		.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), .n_bytes_max = n_bytes_max
 	};
 
 	if (reader.fd < 0)

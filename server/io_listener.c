@@ -1,22 +1,20 @@
 #include "server/io_listener.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "server/io_address.h"
+#include "server/lock_file.h"
 
 /* More than the kernel's somaxconn is cut down to it. */
-#define BACKLOG 4096
-/* Each round means that another process removed the lock file in between; more than a few are no accident. */
-#define LOCK_ROUNDS_MAX 8
+#define BACKLOG         4096
+#define LOCK_PATH_BYTES (sizeof(((struct srv_io_listener *)0)->path) + 8)
 
 static const char *file_kind(mode_t mode)
 {
@@ -49,53 +47,36 @@ static enum kv_status refuse_lock(const char *path, const char *lock_path, int r
 			"unix:%s: this user may not make %s: change the folder's permissions, or name "
 			"another place with --listen unix:PATH",
 			path, lock_path);
+	if (reason == EWOULDBLOCK)
+		return kv_fail(err, KV_IO_ERROR, "another process listens on unix:%s (it holds %s)", path,
+			lock_path);
 	return kv_fail(err, KV_IO_ERROR, "lock file %s: %s", lock_path, strerror(reason));
 }
 
-/*
- * Takes PATH.lock. Whoever holds it may remove it, so a lock counts only if the file is still the one at the
- * path.
- */
+static void lock_path_of(const struct srv_io_listener *listener, char lock_path[LOCK_PATH_BYTES])
+{
+	snprintf(lock_path, LOCK_PATH_BYTES, "%s.lock", listener->path);
+}
+
 static enum kv_status take_lock(struct srv_io_listener *listener, struct kv_error *err)
 {
-	char lock_path[sizeof(listener->path) + 8];
+	char lock_path[LOCK_PATH_BYTES];
 
-	snprintf(lock_path, sizeof(lock_path), "%s.lock", listener->path);
-	for (uint32_t round = 0; round < LOCK_ROUNDS_MAX; round++) {
-		struct stat opened, named;
-		const int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	lock_path_of(listener, lock_path);
+	const int fd = srv_lock_file_take(lock_path);
 
-		if (fd < 0)
-			return refuse_lock(listener->path, lock_path, errno, err);
-		if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-			const int reason = errno;
-
-			close(fd);
-			if (reason == EWOULDBLOCK)
-				return kv_fail(err, KV_IO_ERROR,
-					"another process listens on unix:%s (it holds %s)", listener->path,
-					lock_path);
-			return kv_fail(err, KV_IO_ERROR, "lock file %s: %s", lock_path, strerror(reason));
-		}
-		if (fstat(fd, &opened) == 0 && stat(lock_path, &named) == 0 &&
-			opened.st_ino == named.st_ino && opened.st_dev == named.st_dev) {
-			listener->lock_fd = fd;
-			return KV_OK;
-		}
-		close(fd);
-	}
-	return kv_fail(err, KV_IO_ERROR, "lock file %s: somebody keeps removing it", lock_path);
+	if (fd < 0)
+		return refuse_lock(listener->path, lock_path, -fd, err);
+	listener->lock_fd = fd;
+	return KV_OK;
 }
 
 static void drop_lock(struct srv_io_listener *listener)
 {
-	char lock_path[sizeof(listener->path) + 8];
+	char lock_path[LOCK_PATH_BYTES];
 
-	if (listener->lock_fd < 0)
-		return;
-	snprintf(lock_path, sizeof(lock_path), "%s.lock", listener->path);
-	unlink(lock_path);
-	close(listener->lock_fd);
+	lock_path_of(listener, lock_path);
+	srv_lock_file_drop(lock_path, listener->lock_fd);
 	listener->lock_fd = -1;
 }
 

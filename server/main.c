@@ -19,6 +19,7 @@
 #include "gpu/backend_cuda.h"
 #include "server/http.h"
 #include "server/io_backends.h"
+#include "server/lock_file.h"
 #include "server/log.h"
 #include "server/notify.h"
 #include "server/options.h"
@@ -153,6 +154,8 @@ struct parts {
 	struct kv_backend *backend;
 	struct srv_server *server;
 	struct srv_notify notify;
+	int drain_lock_fd; /* -1: none */
+	char drain_lock[320];
 	char io_reason[160], backend_reason[160], http_bound[300];
 };
 
@@ -170,6 +173,43 @@ static enum kv_status start_http(struct parts *parts, struct kv_error *err)
 		return KV_OK;
 	return srv_http_start(
 		options, &seams, &parts->http, parts->http_bound, sizeof(parts->http_bound), err);
+}
+
+/*
+ * A drain replaces the snapshot that another daemon's may have just written, so a folder for it belongs to
+ * one daemon. Taking the lock writes there: a drain that could not is told now, while there is nothing to
+ * lose.
+ */
+static enum kv_status lock_drain(struct parts *parts, struct kv_error *err)
+{
+	const struct srv_options *options = &parts->first->options;
+	const char *dir = options->snapshot_dir;
+
+	if (!options->snapshot_on_drain || strcmp(dir, "off") == 0)
+		return KV_OK;
+	snprintf(parts->drain_lock, sizeof(parts->drain_lock), "%.300s/.drain.lock", dir);
+	parts->drain_lock_fd = srv_lock_file_take(parts->drain_lock);
+	if (parts->drain_lock_fd >= 0)
+		return KV_OK;
+
+	const int reason = -parts->drain_lock_fd;
+
+	parts->drain_lock_fd = -1;
+	if (reason == EWOULDBLOCK)
+		return kv_fail(err, KV_IO_ERROR,
+			"another process writes its snapshot into %s when it drains (it holds %s): each "
+			"needs a "
+			"snapshot_dir of its own",
+			dir, parts->drain_lock);
+	if (reason == ENOLCK || reason == EOPNOTSUPP) { /* network file systems */
+		srv_log(SRV_LOG_WARNING,
+			"%s: %s: nothing keeps another daemon from draining into this folder",
+			parts->drain_lock, strerror(reason));
+		return KV_OK;
+	}
+	return kv_fail(err, KV_IO_ERROR,
+		"snapshot_dir: %s: %s: the snapshot of a drain could not be written there", parts->drain_lock,
+		strerror(reason));
 }
 
 static enum kv_status start(struct parts *parts, struct kv_error *err)
@@ -201,6 +241,8 @@ static enum kv_status start(struct parts *parts, struct kv_error *err)
 	if ((status = srv_server_create(options, &seams, &parts->server, err)) != KV_OK)
 		return status;
 	parts->backend = NULL; /* the server's now */
+	if ((status = lock_drain(parts, err)) != KV_OK)
+		return status;
 	if ((status = srv_server_restore(parts->server, err)) != KV_OK)
 		return status;
 	if ((status = srv_server_listen(parts->server, err)) != KV_OK)
@@ -327,6 +369,7 @@ static void stop(struct parts *parts)
 	if (parts->io)
 		parts->io->ops->destroy(parts->io);
 	srv_server_destroy(parts->server);
+	srv_lock_file_drop(parts->drain_lock, parts->drain_lock_fd);
 	if (parts->backend)
 		parts->backend->ops->destroy(parts->backend);
 	wake_fd = -1;
@@ -403,7 +446,7 @@ int main(int argc, char **argv)
 	struct kv_error err = { 0 };
 	int exit_code = 0;
 
-	parts.mailbox.event_fd = -1;
+	parts.mailbox.event_fd = parts.drain_lock_fd = -1;
 	if (!read_settings(&parts, argc, argv, &exit_code))
 		return exit_code;
 	parts.first = srv_settings_get(&parts.settings);

@@ -311,8 +311,7 @@ void srv_options_tell_environment(const struct srv_options *options, struct kv_e
 	}
 }
 
-/* --check-config: makes every pool specification once, so that nothing but the machine is left to fail. */
-static enum kv_status check_pools_completely(
+enum kv_status srv_options_try_pools(
 	const struct srv_options *options, const struct kv_files *files, struct kv_error *err)
 {
 	size_t idx;
@@ -367,7 +366,7 @@ enum srv_options_outcome srv_options_parse(struct srv_options *options, int argc
 			srv_options_tell_environment(options, err);
 	}
 	if (status == KV_OK && options->is_check_only)
-		status = check_pools_completely(options, files, err);
+		status = srv_options_try_pools(options, files, err);
 	if (status != KV_OK) {
 		srv_options_finish(options);
 		return SRV_OPTIONS_USAGE;

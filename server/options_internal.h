@@ -71,6 +71,9 @@ uint64_t srv_option_number(const struct srv_options *options, const struct srv_o
 /* False: not UTF-8, so that neither JSON nor a log line could show it. */
 bool srv_option_is_text(const char *text);
 KV_MUST_CHECK enum kv_status srv_options_check_pools(const json_t *pools, struct kv_error *err);
+/* Makes every pool specification once, so that nothing but the machine is left to fail at a start. */
+KV_MUST_CHECK enum kv_status srv_options_try_pools(
+	const struct srv_options *options, const struct kv_files *files, struct kv_error *err);
 KV_MUST_CHECK enum kv_status srv_options_add_listen(
 	struct srv_options *options, const char *text, const char *source, struct kv_error *err);
 /*

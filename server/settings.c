@@ -252,7 +252,10 @@ static enum kv_status read_again(struct srv_settings_box *box, const struct srv_
 
 	if (srv_options_parse(&fresh, box->argc, box->argv, box->files, err) != SRV_OPTIONS_RUN)
 		return err->status != KV_OK ? err->status : kv_fail(err, KV_BAD_CONFIG, "nothing to run");
-	status = keep_old(old, &fresh, reload, err);
+	/* They wait for a restart, which must not fail then. */
+	status = json_equal(old->pools, fresh.pools) ? KV_OK : srv_options_try_pools(&fresh, box->files, err);
+	if (status == KV_OK)
+		status = keep_old(old, &fresh, reload, err);
 	/* Old and new together must fit, too. */
 	if (status == KV_OK)
 		status = srv_options_check(&fresh, err);
@@ -269,10 +272,12 @@ static enum kv_status read_again(struct srv_settings_box *box, const struct srv_
 enum kv_status srv_settings_reload(
 	struct srv_settings_box *box, struct srv_reload *reload, struct kv_error *err)
 {
-	struct srv_settings *fresh = NULL, *old = srv_settings_get(box);
+	struct srv_settings *fresh = NULL, *old;
 	struct srv_reload found = { 0 };
 
 	pthread_mutex_lock(&box->reload_lock);
+	old = srv_settings_get(box);
+
 	const enum kv_status status = read_again(box, &old->options, &fresh, &found, err);
 
 	srv_settings_put(old);

@@ -1,6 +1,7 @@
 """What the last drain wrote may be the only place where its sessions are: no start loses it."""
 
 import json
+import os
 import pathlib
 import re
 import signal
@@ -11,7 +12,7 @@ import time
 import unittest
 
 import tqkv
-from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon
+from daemon import BUILD, DEMO, EXACT, PATIENCE_S, Daemon, run_tqkvd
 from test_snapshot import fill, outputs, rows
 
 WEB = {"name": "web", "layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "k": "tq4", "v": "tq4", "block_size": 16,
@@ -111,6 +112,23 @@ class Unrestored(Case):
         with self.daemon() as daemon:
             self.assertIn("Z info no snapshot of an earlier drain to restore", daemon.log())
             self.assertNotIn("Z error ", daemon.log())
+
+
+    def test_a_folder_for_drains_belongs_to_one_daemon(self):
+        """Another one's drain would replace what this one wrote."""
+        with self.daemon():
+            other = run_tqkvd("--listen", f"unix:{self.path}/other.sock", "--http", "off", "--memory", "64MiB",
+                              "--snapshot-dir", self.path, "--snapshot-on-drain")
+            self.assertEqual(other.returncode, 3, other.stderr)
+            self.assertIn("another process writes its snapshot into", other.stderr)
+        self.assertNotIn(".drain.lock", os.listdir(self.path))
+
+    def test_a_folder_that_cannot_hold_a_drain_ends_the_start(self):
+        for folder in (self.path / "missing", "/proc"):
+            done = run_tqkvd("--listen", f"unix:{self.path}/a.sock", "--http", "off", "--memory", "64MiB",
+                             "--snapshot-dir", folder, "--snapshot-on-drain")
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("the snapshot of a drain could not be written there", done.stderr)
 
 
 class Leases(Case):

@@ -300,6 +300,18 @@ class Reload(unittest.TestCase):
             self.assertTrue(raw.is_closed())
             self.assertLess(time.monotonic() - started, 4.5)
 
+    def test_pools_that_the_next_start_would_refuse_are_told_now(self):
+        pool = {"name": "p", "layers": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 64, "k": "tq4", "v": "tq4",
+                "block_size": 16, "blocks": 4}
+        config = folder_with(self, config=json.dumps({"pools": [pool]})) / "config"
+        with Daemon("--backend", "cpu", "--config", config) as daemon:
+            config.write_text(json.dumps({"pools": [pool, {**pool, "name": "q", "k": "tq9"}]}))
+            status, problem = daemon.request("POST", "/v1/reload", {})
+            self.assertEqual((status, problem["code"]), (400, "BAD_CONFIG"))
+            self.assertRegex(problem["detail"], r'pools\[1\].*"q".*tq9')
+            config.write_text(json.dumps({"pools": [pool, {**pool, "name": "q"}]}))
+            self.assertEqual(daemon.request("POST", "/v1/reload", {})[1]["needs_restart"], ["pools"])
+
     def test_an_invalid_file_leaves_the_old(self):
         """FAILURES M10: by signal and by request; the failure is counted, and the daemon goes on."""
         before = self.daemon.get("/v1/config")

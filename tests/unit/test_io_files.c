@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -110,6 +111,34 @@ START_TEST(test_io_files_without_a_size)
 }
 END_TEST
 
+/* A FIFO is waited for, whoever opens it first, but not for ever: a writer that comes late is read whole. */
+START_TEST(test_io_files_fifo)
+{
+	struct kv_error err;
+	char *data = NULL;
+	uint64_t n_bytes = 0;
+
+	write_file("", 0);
+	unlink(path);
+	ck_assert_int_eq(mkfifo(path, 0600), 0);
+
+	const pid_t child = fork();
+
+	if (child == 0) {
+		const int fd = open(path, O_WRONLY); /* comes back once there is a reader */
+
+		_exit(fd < 0 || write(fd, "late", 4) != 4);
+	}
+	ck_assert_int_eq(read_file(path, 100, &data, &n_bytes, &err), KV_OK);
+	ck_assert_uint_eq(n_bytes, 4);
+	ck_assert_str_eq(data, "late");
+	kv_free(data);
+	ck_assert_int_eq(read_file(path, 100, &data, &n_bytes, &err), KV_IO_ERROR);
+	ck_assert_ptr_nonnull(strstr(err.msg, "nobody has written"));
+	unlink(path);
+}
+END_TEST
+
 /* Whichever allocation fails: NO_MEMORY, nothing leaked (the sanitizer run looks). */
 START_TEST(test_io_files_out_of_memory)
 {
@@ -141,6 +170,7 @@ int main(void)
 	tcase_add_test(tcase, test_io_files_whole);
 	tcase_add_test(tcase, test_io_files_refused);
 	tcase_add_test(tcase, test_io_files_without_a_size);
+	tcase_add_test(tcase, test_io_files_fifo);
 	tcase_add_test(tcase, test_io_files_out_of_memory);
 	suite_add_tcase(suite, tcase);
 	return kv_test_run(suite, CK_FORK);
