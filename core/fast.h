@@ -57,14 +57,17 @@
 #define KV_FAST_SHARE_MAX (1.0f * KV_FAST_BLOCK_TOKENS / KV_FAST_STEP_TOKENS)
 
 /*
- * Tables of more than 16 entries for sets that look up bytes in 16. Of 5 and 6 bits: the low bytes of all
- * entries, then the high ones. Of 7 and 8: the upper half, of which the lower one is the mirror image, in 16
- * steps: entry i is base[step] * KV_FAST_HALVED_OF_K (V) + byte[i] * factor[step]. Bytes first.
+ * Tables of more than 16 entries for sets that look up bytes in 16. Of 5 bits: the low bytes of all entries,
+ * then the high ones. Of 6 bits the same of the lower half, of which the upper one is the negative (V) or
+ * the complement: values of K are entries plus KV_FAST_MIRRORED_OFFSET. Of 7 and 8: the lower half, of which
+ * the upper one is the mirror image, in 16 steps: entry i is base[step] * KV_FAST_HALVED_OF_K (V) + byte[i] *
+ * factor[step]. Bytes first.
  */
-#define KV_FAST_SPLIT_BITS_MAX 6u
-#define KV_FAST_HALVED_BASES   128u
-#define KV_FAST_HALVED_FACTORS 144u
-#define KV_FAST_PIECES_BYTES   160u
+#define KV_FAST_MIRRORED_BITS   6u
+#define KV_FAST_MIRRORED_OFFSET 0.5f
+#define KV_FAST_HALVED_BASES    128u
+#define KV_FAST_HALVED_FACTORS  144u
+#define KV_FAST_PIECES_BYTES    160u
 /* What bases count: bytes of them reach the greatest entry. */
 #define KV_FAST_HALVED_OF_K 16
 #define KV_FAST_HALVED_OF_V 127
@@ -97,8 +100,9 @@ struct kv_fast_part {
 	const int16_t *table;  /* [256], entries repeated every 2^bits; value = entry * table_scale */
 	const uint8_t *pieces; /* [KV_FAST_PIECES_BYTES] of codebooks of more than 4 bits, else NULL */
 	float table_scale;
-	int32_t sum_max; /* of the magnitudes of numbers that meet `table` */
-	float center;    /* has_short_sums: what the table counts whole numbers from, else 0 */
+	float entry_offset; /* of pieces: value = entry * table_scale + entry_offset */
+	int32_t sum_max;    /* of the magnitudes of numbers that meet `table` */
+	float center;       /* has_short_sums: what the table counts whole numbers from, else 0 */
 	struct kv_fast_field scale, zero, outer;
 	/* In a prepared query (K), in a weighted sum (V). Of bits of K: a table of sixteen for each four
 	 * bits.
@@ -154,7 +158,7 @@ struct kv_fast_rows {
 struct kv_fast_kernels {
 	const char *name;      /* "avx2", "avx512" */
 	uint32_t words;        /* 16-bit numbers of a register */
-	bool has_split_tables; /* of bits of K */
+	bool has_split_tables; /* of bits of K, and pieces of codebooks */
 	/*
 	 * Whether n codes of so many bits are taken in shifted order, and which of them stands in a slot; n
 	 * or more: none.

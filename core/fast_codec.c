@@ -103,12 +103,28 @@ static float center_table(uint32_t bits, int16_t table[256], float *center)
 	return *center / 32768.0f;
 }
 
-static void split_table(const int16_t *table, uint32_t bits, uint8_t pieces[KV_FAST_PIECES_BYTES])
+static void split_table(const int16_t *entries, uint32_t n, uint8_t pieces[KV_FAST_PIECES_BYTES])
 {
-	for (uint32_t i = 0; i < 1u << bits; i++) {
-		pieces[i] = (uint8_t)table[i];
-		pieces[(1u << bits) + i] = (uint8_t)((uint16_t)table[i] >> 8);
+	for (uint32_t i = 0; i < n; i++) {
+		pieces[i] = (uint8_t)entries[i];
+		pieces[n + i] = (uint8_t)((uint16_t)entries[i] >> 8);
 	}
+}
+
+/* The lower half of a codebook, `offset` units below: by a half, an entry's complement is its mirror image.
+ */
+static void mirror_table(const struct kv_segment *segment, float unit, float offset, int32_t table_max,
+	uint8_t pieces[KV_FAST_PIECES_BYTES])
+{
+	const uint32_t n = 1u << (segment->bits - 1);
+	int16_t entries[1u << (KV_FAST_MIRRORED_BITS - 1)];
+
+	for (uint32_t i = 0; i < n; i++) {
+		const long entry = lrintf(segment->table[i] / unit - offset);
+
+		entries[i] = (int16_t)(entry > -table_max ? entry : -table_max);
+	}
+	split_table(entries, n, pieces);
 }
 
 /* The lower half of a codebook of 7 or 8 bits, whose values ascend, in steps. */
@@ -170,7 +186,7 @@ static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 
 /* The table of codes, in every form that kernels look it up in. Parts of a segment make the same one. */
 static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, const struct kv_row_codec *codec,
-	uint32_t segment_idx, bool is_v)
+	uint32_t segment_idx, bool is_v, const struct kv_fast_kernels *kernels)
 {
 	const struct kv_segment *segment = &codec->segments[segment_idx];
 	int16_t *table = side->tables[segment_idx];
@@ -189,12 +205,18 @@ static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, con
 	}
 	part->table_scale = round_table(segment, table_max, table);
 	part->is_value = !segment->codebook && segment->table[0] == 0; /* affine codes */
-	if (part->bits > 4 && segment->codebook) {
+	if (part->bits > 4 && segment->codebook && kernels->has_split_tables) {
 		part->pieces = pieces;
-		if (part->bits > KV_FAST_SPLIT_BITS_MAX)
+		if (part->bits > KV_FAST_MIRRORED_BITS) {
 			halve_table(segment, part->table_scale, is_v, pieces);
-		else
-			split_table(table, part->bits, pieces);
+		} else if (part->bits == KV_FAST_MIRRORED_BITS) {
+			const float offset = is_v ? 0 : KV_FAST_MIRRORED_OFFSET;
+
+			mirror_table(segment, part->table_scale, offset, table_max, pieces);
+			part->entry_offset = offset * part->table_scale;
+		} else {
+			split_table(table, 1u << part->bits, pieces);
+		}
 	}
 	if (part->has_short_sums) {
 		if (part->is_value)
@@ -231,7 +253,7 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->has_short_sums = is_v && kernels->code_of_short_slot && part->bits > 1;
 	if (part->bits == 1 || (part->bits == 2 && segment->codebook && !is_v))
 		part->kind = KV_FAST_BITS;
-	make_table(side, part, codec, segment_idx, is_v);
+	make_table(side, part, codec, segment_idx, is_v, kernels);
 	if (part->kind == KV_FAST_BITS) {
 		KV_ASSERT(part->table[0] == -part->table[(1u << part->bits) - 1]);
 		part->has_split_tables = kernels->has_split_tables;

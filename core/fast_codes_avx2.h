@@ -36,13 +36,20 @@ INLINE int64_t word_64(const uint8_t *from)
 
 /*
  * Two codes of 3, 5 or 6 bits stand in a word, wherever they begin: a multiplication moves them to its top
- * (there is no shift by another number of bits for every word), and two shifts to either byte.
+ * (there is no shift by another number of bits for every word).
  */
-INLINE __m256i pairs_of_codes(__m256i rows, const uint32_t bits)
+INLINE __m256i words_of_codes(__m256i rows, const uint32_t bits)
 {
 	const i8_bytes_32 bytes = { PAIR_16(0), PAIR_16(0) };
 	const i16_words_16 factors = { UP_8(16 - 2 * bits, 0), UP_8(16 - 2 * bits, 0) };
-	const __m256i words = _mm256_mullo_epi16(_mm256_shuffle_epi8(rows, (__m256i)bytes), (__m256i)factors);
+
+	return _mm256_mullo_epi16(_mm256_shuffle_epi8(rows, (__m256i)bytes), (__m256i)factors);
+}
+
+/* Two shifts move them to either byte. */
+INLINE __m256i pairs_of_codes(__m256i rows, const uint32_t bits)
+{
+	const __m256i words = words_of_codes(rows, bits);
 
 	return choose_bytes(_mm256_srli_epi16(words, (int)(16 - 2 * bits)),
 		_mm256_srli_epi16(words, (int)(8 - bits)), _mm256_set1_epi16((short)0xFF00));
@@ -104,6 +111,37 @@ INLINE __m256i look_up_bytes(const uint8_t *table, __m256i codes, const uint32_t
 			found[i] = choose_bytes(found[2 * i], found[2 * i + 1], choice);
 	}
 	return found[0];
+}
+
+/*
+ * Entries of sixteen codes of 6 bits from each of two places: those of the lower eight of both, then those of
+ * the upper ones. The upper half of the table is the complement of the lower one (K) or its negative (V), so
+ * codes and entries are turned round where the code's highest bit is set.
+ */
+INLINE void values_of_mirrored(
+	const uint8_t *pieces, const uint8_t *a, const uint8_t *b, const bool is_v, __m256i values[2])
+{
+	const __m256i words = words_of_codes(load_two(a, b), 6);
+	/* At the top of their bytes; what is below a code may be anything. */
+	const __m256i tops =
+		choose_bytes(_mm256_srli_epi16(words, 2), words, _mm256_set1_epi16((short)0xFF00));
+	const __m256i is_upper = _mm256_cmpgt_epi8(_mm256_setzero_si256(), tops);
+	const __m256i codes = _mm256_and_si256(
+		_mm256_srli_epi16(_mm256_xor_si256(tops, is_upper), 2), _mm256_set1_epi8(31));
+	const __m256i low = look_up_bytes(pieces, codes, 5), high = look_up_bytes(pieces + 32, codes, 5);
+	const __m256i ones = _mm256_set1_epi8(1);
+
+	if (is_v) {
+		values[0] = _mm256_sign_epi16(
+			_mm256_unpacklo_epi8(low, high), _mm256_unpacklo_epi8(ones, is_upper));
+		values[1] = _mm256_sign_epi16(
+			_mm256_unpackhi_epi8(low, high), _mm256_unpackhi_epi8(ones, is_upper));
+	} else {
+		values[0] = _mm256_unpacklo_epi8(
+			_mm256_xor_si256(low, is_upper), _mm256_xor_si256(high, is_upper));
+		values[1] = _mm256_unpackhi_epi8(
+			_mm256_xor_si256(low, is_upper), _mm256_xor_si256(high, is_upper));
+	}
 }
 
 /*

@@ -373,6 +373,8 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *fa
 				f32_lanes sum = load_f32(dots + (size_t)q * STEP + t) *
 					repeat_f32(queries[q].units[p]);
 
+				if (part->entry_offset > 0)
+					sum += repeat_f32(part->entry_offset * queries[q].sums[p]);
 				if (fields.scale)
 					sum *= load_f32(fields.scale + t);
 				if (fields.zero)

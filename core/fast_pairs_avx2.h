@@ -34,6 +34,13 @@ INLINE __m256i codes_of_pair(struct row_pair pair, uint32_t block, const uint32_
 INLINE void values_of_pair(const struct lookup *lookup, struct row_pair pair, uint32_t block,
 	const uint32_t half, const uint32_t bits, const enum meaning meaning, __m256i values[2])
 {
+	const uint32_t at = (block * 2 + half) * 2 * bits;
+
+	if (bits == 6) {
+		values_of_mirrored(lookup->pieces, pair.rows[0] + at, pair.rows[1] + at, false, values);
+		return;
+	}
+
 	const __m256i codes = codes_of_pair(pair, block, half, bits, meaning);
 
 	if (meaning == E4M3) {

@@ -246,6 +246,10 @@ INLINE void values_of_row(const struct lookup *lookup, const uint8_t *at, const 
 {
 	__m256i codes;
 
+	if (bits == 6) {
+		values_of_mirrored(lookup->pieces, at, at + (size_t)2 * bits, true, values);
+		return;
+	}
 	if (bits == 2) /* eight bytes four times, each shifted by one more code */
 		codes = _mm256_and_si256(
 			_mm256_srlv_epi64(_mm256_set1_epi64x(word_64(at)), _mm256_set_epi64x(6, 4, 2, 0)),
