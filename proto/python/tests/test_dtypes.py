@@ -1,7 +1,10 @@
 """bf16 and what arrays are taken."""
 
 import random
+import sys
+import types
 import unittest
+import unittest.mock
 
 import numpy as np
 
@@ -65,6 +68,45 @@ class Rows(unittest.TestCase):
             self.assertEqual((got, array.dtype), (number, np.dtype(dtype)))
             self.assertEqual(array.tolist(), [[1, 1, 1]] * 2)
         self.assertEqual(dtypes.as_rows("q", [[1.5, 2.5]])[1], dtypes.F32)
+
+    def test_tensors(self):
+        """bfloat16 of torch goes as it is: numpy() refuses it, and of a tensor with gradients or on a device anything."""
+        class Tensor:
+            def __init__(self, array, dtype="torch.float32", is_ready=False):
+                self.array, self.dtype, self.is_ready = array, dtype, is_ready
+
+            def detach(self):
+                return Tensor(self.array, self.dtype)
+
+            def cpu(self):
+                return Tensor(self.array, self.dtype, True)
+
+            def contiguous(self):
+                return self
+
+            def view(self, dtype):
+                return Tensor(self.array.view(dtype), "torch.int16", self.is_ready)
+
+            def numpy(self):
+                if not self.is_ready or self.dtype == "torch.bfloat16":
+                    raise TypeError(f"Got unsupported ScalarType {self.dtype}")
+                return self.array
+
+            def __array__(self, *_, **__):
+                return self.numpy()
+
+        torch = types.ModuleType("torch")
+        torch.Tensor, torch.bfloat16, torch.int16 = Tensor, "torch.bfloat16", np.int16
+        values = np.array([[1.5, -2.25]], np.float32)
+        with unittest.mock.patch.dict(sys.modules, torch=torch):
+            array, number = dtypes.as_rows("k", Tensor(dtypes.to_bf16(values), "torch.bfloat16"))
+            self.assertEqual((number, dtypes.from_bf16(array).tolist()), (dtypes.BF16, values.tolist()))
+            array, number = dtypes.as_rows("k", Tensor(values))
+            self.assertEqual((number, array.tolist()), (dtypes.F32, values.tolist()))
+        with self.assertRaisesRegex(TypeError, "k is a Tensor that is no array of numbers: Got unsupported"):
+            dtypes.as_rows("k", Tensor(values))
+        with self.assertRaisesRegex(TypeError, "q is a list that is no array of numbers"):
+            dtypes.as_rows("q", [[1.0], [2.0, 3.0]])
 
     def test_types_that_are_not(self):
         """Told by the array's name and type."""

@@ -1,5 +1,7 @@
 """The element types of rows. numpy has no bfloat16: here it is uint16, the upper half of a float32."""
 
+import sys
+
 import numpy as np
 
 from .errors import ArgumentError, ArgumentTypeError
@@ -37,13 +39,26 @@ def number_of(name, may_be_packed=False):
     return number
 
 
+def _array(what, values):
+    torch = sys.modules.get("torch")  # who has tensors has imported it
+    try:
+        if torch is None or not isinstance(values, torch.Tensor):
+            return np.asarray(values)
+        values = values.detach().cpu()
+        if values.dtype == torch.bfloat16:  # which numpy() refuses
+            return values.contiguous().view(torch.int16).numpy().view(np.uint16)
+        return values.numpy()
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"{what} is a {type(values).__name__} that is no array of numbers: {error}") from error
+
+
 def as_rows(what, values):
     """(array, number): values as an array that can go over the wire as it is.
 
     float32, float16 and uint16 (bf16) are taken as they are, float64 is rounded to float32, an array of a
-    bfloat16 extension type is reinterpreted.
+    bfloat16 extension type is reinterpreted. Tensors of torch are taken, too, from wherever they are.
     """
-    array = np.asarray(values)
+    array = _array(what, values)
     if array.dtype.name == "bfloat16" and array.dtype.itemsize == 2:
         array = array.view(np.uint16)
     kind = (array.dtype.kind, array.dtype.itemsize)
