@@ -77,8 +77,9 @@ void srv_option_expected(const struct srv_option_row *row, char *out, size_t n_b
 
 	switch (row->kind) {
 	case SRV_OPTION_NUMBER:
-		snprintf(out, n_bytes_max, "a whole number from %llu to %llu", (unsigned long long)row->min,
-			(unsigned long long)row->max);
+		snprintf(out, n_bytes_max, "a whole number from %llu to %llu%s", (unsigned long long)row->min,
+			(unsigned long long)row->max,
+			row->offset == offsetof(struct srv_options, socket_mode) ? ", or octal: 0o660" : "");
 		break;
 	case SRV_OPTION_BYTES:
 		srv_option_bytes_text(row->min, min);
@@ -196,6 +197,20 @@ static bool read_number(const char *text, uint64_t *number, const char **end)
 	return true;
 }
 
+/* 0o660: a mode that nobody can take for a decimal number. */
+static bool read_octal(const char *text, uint64_t *number)
+{
+	uint64_t sum = 0;
+	size_t n = 0;
+
+	if (strncmp(text, "0o", 2) != 0)
+		return false;
+	for (const char *c = text + 2; *c >= '0' && *c <= '7' && n < 8; c++, n++)
+		sum = sum * 8 + (uint64_t)(*c - '0');
+	*number = sum;
+	return n > 0 && text[2 + n] == '\0';
+}
+
 bool srv_option_read_bytes(const char *text, uint64_t *n_bytes)
 {
 	static const struct {
@@ -237,6 +252,8 @@ enum kv_status srv_option_set_text(struct srv_options *options, const struct srv
 
 	switch (row->kind) {
 	case SRV_OPTION_NUMBER:
+		if (row->offset == offsetof(struct srv_options, socket_mode) && read_octal(text, &number))
+			return srv_option_set_number(options, row, number, source, err);
 		if (!read_number(text, &number, &end) || *end || number < row->min || number > row->max)
 			return refuse(row, text, source, err);
 		return srv_option_set_number(options, row, number, source, err);

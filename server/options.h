@@ -84,7 +84,7 @@
 	N(spill_above_percent, 90, 0, 100, "a pool of which so much is used counts as full for that")       \
 	F(snapshot_on_drain,                                                                                \
 		"write the snapshot 'drain' when draining; the next start restores and removes it")         \
-	N(socket_mode, 432, 0, 511, "mode of Unix sockets, as a number (432 = octal 0660)")                 \
+	N(socket_mode, 432, 0, 511, "mode of Unix sockets: octal as 0o660, or a number (432)")              \
 	F(insecure, "allow listeners beyond loopback although nothing authenticates those who connect")
 
 struct srv_options {

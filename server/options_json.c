@@ -67,6 +67,9 @@ static enum kv_status merge_member(struct srv_options *options, const struct srv
 			options, row, (uint64_t)json_integer_value(value), row->name, err);
 	/* A size may be written as "2MiB", too. Text with a zero byte inside cannot come through the parser.
 	 */
+	/* JSON has no octal numbers; a mode may be a text. */
+	if (json_is_string(value) && row->offset == offsetof(struct srv_options, socket_mode))
+		return srv_option_set_text(options, row, json_string_value(value), row->name, err);
 	if (json_is_string(value) && row->kind != SRV_OPTION_NUMBER && row->kind != SRV_OPTION_FLAG)
 		return srv_option_set_text(options, row, json_string_value(value), row->name, err);
 	srv_option_expected(row, expected, sizeof(expected));

@@ -72,9 +72,10 @@ START_TEST(test_options_flags)
 
 	ck_assert_int_eq(PARSE(&options, "--frame-bytes-max", "2MiB", "--lease-ms=100", "--io", "epoll",
 				 "--backend=cpu", "--inflight-bytes-max=1GiB", "--min-rate-bytes-per-s=0",
-				 "--memory", "50%", "--log-level=debug", "--http=off"),
+				 "--memory", "50%", "--log-level=debug", "--http=off", "--socket-mode=0o600"),
 		SRV_OPTIONS_RUN);
 	ck_assert_uint_eq(options.frame_bytes_max, 2097152);
+	ck_assert_uint_eq(options.socket_mode, 0600);
 	ck_assert_uint_eq(options.lease_ms, 100);
 	ck_assert_uint_eq(options.io, SRV_IO_EPOLL);
 	ck_assert_uint_eq(options.backend, SRV_BACKEND_CPU);
@@ -173,6 +174,11 @@ START_TEST(test_options_refuses_flags)
 	ASSERT_REFUSED("''", "whole number", "--lease-ms=");
 	ASSERT_REFUSED(
 		"--socket-mode: '0440'", "from 0 to 511", "--socket-mode", "0440"); /* octal or decimal? */
+	ASSERT_REFUSED("'0440'", "or octal: 0o660", "--socket-mode", "0440");
+	ASSERT_REFUSED("'512'", "from 0 to 511", "--socket-mode", "0o1000");
+	ASSERT_REFUSED("'0o'", "octal", "--socket-mode", "0o");
+	ASSERT_REFUSED("'0o68'", "octal", "--socket-mode", "0o68");
+	ASSERT_REFUSED("--lease-ms: '0o660'", "whole number", "--lease-ms", "0o660");
 	ASSERT_REFUSED("--io: 'kqueue'", "one of auto, io_uring, epoll", "--io", "kqueue");
 	ASSERT_REFUSED("--io: 'e'", "one of auto, io_uring, epoll", "--io=e");
 	ASSERT_REFUSED("--insecure: 'yes'", "true or false", "--insecure=yes");

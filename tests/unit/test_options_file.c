@@ -32,14 +32,15 @@ START_TEST(test_options_file)
 	struct srv_options options;
 
 	ck_assert_int_eq(srv_options_init(&options, &error), KV_OK);
-	ck_assert_int_eq(
-		merge(&options,
-			"{\"frame_bytes_max\":65536,\"inflight_bytes_max\":\"1MiB\",\"lease_ms\":100,"
-			"\"io\":\"epoll\",\"http\":\"127.0.0.1:0\",\"insecure\":true,"
-			"\"listen\":[\"unix:/tmp/a\"],\"pools\":[" SMOL "]}"),
+	ck_assert_int_eq(merge(&options,
+				 "{\"socket_mode\":\"0o640\",\"frame_bytes_max\":65536,\"inflight_bytes_"
+				 "max\":\"1MiB\",\"lease_ms\":100,"
+				 "\"io\":\"epoll\",\"http\":\"127.0.0.1:0\",\"insecure\":true,"
+				 "\"listen\":[\"unix:/tmp/a\"],\"pools\":[" SMOL "]}"),
 		KV_OK);
 	ck_assert_uint_eq(options.frame_bytes_max, 65536);
 	ck_assert_uint_eq(options.inflight_bytes_max, 1048576);
+	ck_assert_uint_eq(options.socket_mode, 0640);
 	ck_assert_uint_eq(options.lease_ms, 100);
 	ck_assert_uint_eq(options.io, SRV_IO_EPOLL);
 	ck_assert_str_eq(options.http, "127.0.0.1:0");
