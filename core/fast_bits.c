@@ -8,79 +8,97 @@
 #define N_SUMS (TOKENS / WORDS)
 /* That are taken out of rows at once: a set of few registers would not hold more. */
 #define BITS_OF_ROW ((LANES == 16 ? 2 : 1) * KV_FAST_BITS_STEP)
+#define INDICES     (BITS_OF_ROW / GROUPS_OF_INDEX / 4) /* registers of these, of TOKENS rows */
 /* Of weighted sums: weights of so many tokens add up to 16 bits without a sign. */
 #define BLOCK       (2 * TOKENS)
 #define BLOCKS      (STEP / BLOCK)
 #define WEIGHTS_MAX ((float)(UINT16_MAX - BLOCK / 2)) /* rounding adds at most a half for each */
 
-/* Of n_at_once queries, so that an index is shifted once for all of them where there are registers. */
-INLINE void dot_bits_of(const struct kv_fast_part *part, const i_vector *indices, uint32_t first, uint32_t n,
-	const struct kv_fast_query *queries, const uint32_t n_at_once, struct asking *asking, float *dots)
+/* Of n_blocks blocks of rows and n_at_once queries: a table is loaded once for all of the former, an index
+ * shifted once for all of the latter. */
+INLINE void dot_bits_of(const struct kv_fast_part *part, i_vector indices[][INDICES], uint32_t first,
+	uint32_t n, const struct kv_fast_query *queries, const uint32_t n_at_once, const uint32_t n_blocks,
+	struct asking *asking, float *dots)
 {
-	i_vector sums[KV_FAST_QUERIES_MAX][N_SUMS] = { 0 };
+	i_vector sums[2][KV_FAST_QUERIES_MAX][N_SUMS] = { 0 };
 
 	for (uint32_t g = 0; g < n / 4; g += 4) {
 		ask(asking);
 		UNROLL
 		for (uint32_t i = 0; i < 4; i++) {
-			const i_vector index = index_of_group(indices, g / 4, i);
+			i_vector index[2];
 
 			UNROLL
-			for (uint32_t q = 0; q < n_at_once; q++)
-				add_looked_up(sums[q],
-					queries[q].codes + part->slot + (size_t)first * 4 +
-						(size_t)(g + i) * 16,
-					index);
+			for (uint32_t b = 0; b < n_blocks; b++)
+				index[b] = index_of_group(
+					indices[b] + first % BITS_OF_ROW / 4 / GROUPS_OF_INDEX, g / 4, i);
+			UNROLL
+			for (uint32_t q = 0; q < n_at_once; q++) {
+				const struct table_of_bits table = load_table(queries[q].codes + part->slot +
+					(size_t)first * 4 + (size_t)(g + i) * 16);
+
+				UNROLL
+				for (uint32_t b = 0; b < n_blocks; b++)
+					add_looked_up(sums[b][q], table, index[b]);
+			}
 		}
 	}
 	UNROLL
-	for (uint32_t q = 0; q < n_at_once; q++) {
-		UNROLL
-		for (uint32_t i = 0; i < TOKENS / LANES; i++) {
-			float *to = dots + (size_t)q * STEP + (size_t)i * LANES;
-			const f32_lanes sum = f32_of_sums(sums[q], i);
+	for (uint32_t i = 0; i < n_blocks * n_at_once * TOKENS / LANES; i++) {
+		const uint32_t b = i / (n_at_once * TOKENS / LANES), q = i / (TOKENS / LANES) % n_at_once;
+		float *to = dots + (size_t)q * STEP + b * TOKENS + i % (TOKENS / LANES) * LANES;
+		const f32_lanes sum = f32_of_sums(sums[b][q], i % (TOKENS / LANES));
 
-			store_f32(first == 0 ? sum : load_f32(to) + sum, to);
-		}
+		store_f32(first == 0 ? sum : load_f32(to) + sum, to);
 	}
 }
 
-INLINE void dot_bits(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+INLINE void dot_bits(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
 {
 	const uint32_t n_at_once = LANES == 16 ? n_queries : 1, n_bits = part->n * part->bits;
-	struct asking asking =
-		begin_asking(part, rows, block_first, 0, part->n_slots, n_queries / n_at_once * n_bits / 16);
+	const uint32_t n_turns = n_queries / n_at_once * n_bits / 16, n_blocks = n_places(rows) / TOKENS;
+	struct asking asking = begin_asking(part, rows, 0, 0, part->n_slots, n_turns > 2 ? n_turns / 2 : 1);
 
 	for (uint32_t first = 0; first < n_bits; first += BITS_OF_ROW) {
-		const uint32_t n = n_bits - first < BITS_OF_ROW ? n_bits - first : BITS_OF_ROW;
-		const uint8_t *const *from = rows->rows + block_first;
-		i_vector indices[BITS_OF_ROW / GROUPS_OF_INDEX / 4];
+		const uint32_t end = n_bits - first < BITS_OF_ROW ? n_bits : first + BITS_OF_ROW;
+		i_vector indices[STEP / TOKENS][INDICES];
 
-		if (n > KV_FAST_BITS_STEP)
-			indices_of_rows(from, part->offset + first / 8, 2, indices);
-		else
-			indices_of_rows(from, part->offset + first / 8, 1, indices);
-		for (uint32_t i = 0; i < n; i += KV_FAST_BITS_STEP) {
-			const uint32_t n_of_step = n - i < KV_FAST_BITS_STEP ? n - i : KV_FAST_BITS_STEP;
+		for (uint32_t b = 0; b < n_blocks; b++) {
+			const uint8_t *const *from = rows->rows + (size_t)b * TOKENS;
 
-			for (uint32_t q = 0; q < n_queries; q += n_at_once)
-				dot_bits_of(part, indices + i / 4 / GROUPS_OF_INDEX, first + i, n_of_step,
-					queries + q, n_at_once, &asking,
-					dots + (size_t)q * STEP + block_first);
+			if (end - first > KV_FAST_BITS_STEP)
+				indices_of_rows(from, part->offset + first / 8, 2, indices[b]);
+			else
+				indices_of_rows(from, part->offset + first / 8, 1, indices[b]);
+		}
+		for (uint32_t i = first; i < end; i += KV_FAST_BITS_STEP) {
+			const uint32_t n = end - i < KV_FAST_BITS_STEP ? end - i : KV_FAST_BITS_STEP;
+
+			for (uint32_t q = 0; q < n_queries; q += n_at_once) {
+				float *to = dots + (size_t)q * STEP;
+				uint32_t b = 0;
+
+				for (; b + 2 <= n_blocks; b += 2)
+					dot_bits_of(part, indices + b, i, n, queries + q, n_at_once, 2,
+						&asking, to + (size_t)b * TOKENS);
+				if (b < n_blocks)
+					dot_bits_of(part, indices + b, i, n, queries + q, n_at_once, 1,
+						&asking, to + (size_t)b * TOKENS);
+			}
 		}
 	}
 }
 
 void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	uint32_t block_first, const struct kv_fast_query *queries, uint32_t n_queries, float *dots)
+	const struct kv_fast_query *queries, uint32_t n_queries, float *dots)
 {
 	if (n_queries == 1)
-		dot_bits(part, rows, block_first, queries, 1, dots);
+		dot_bits(part, rows, queries, 1, dots);
 	else if (n_queries == 2)
-		dot_bits(part, rows, block_first, queries, 2, dots);
+		dot_bits(part, rows, queries, 2, dots);
 	else
-		dot_bits(part, rows, block_first, queries, 4, dots);
+		dot_bits(part, rows, queries, 4, dots);
 }
 
 #if LANES == 16

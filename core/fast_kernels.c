@@ -209,32 +209,39 @@ INLINE void dot_numbers(const struct kv_fast_part *part, const struct kv_fast_ro
 	}
 }
 
-INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, const uint32_t n_queries, float *dots)
 {
+#define EACH_BLOCK for (uint32_t first = 0; first < n_places(rows); first += TOKENS)
 /* Bits that no set takes in shifted order, and those that AVX-512 does. */
 #if LANES == 16
-#define DOT(bits) dot_lanes(part, rows, block_first, queries, n_queries, bits, false, dots)
-#define DOT_EITHER(bits, is_value)                                                                         \
-	(part->is_shifted ? dot_shifted(part, rows, block_first, queries, n_queries, bits, is_value, dots) \
-			  : dot_codes(part, rows, block_first, queries, n_queries, bits, is_value, dots))
+#define DOT(bits) dot_lanes(part, rows, queries, n_queries, bits, false, dots)
+#define DOT_EITHER(bits, is_value)                                                                 \
+	EACH_BLOCK(part->is_shifted                                                                \
+			? dot_shifted(part, rows, first, queries, n_queries, bits, is_value, dots) \
+			: dot_codes(part, rows, first, queries, n_queries, bits, is_value, dots))
 #else
-#define DOT(bits) dot_pairs(part, rows, block_first, queries, n_queries, bits, ENTRIES, dots)
-#define DOT_EITHER(bits, is_value)                                                                         \
-	dot_pairs(part, rows, block_first, queries, n_queries, bits, (is_value) ? WHOLE_NUMBERS : ENTRIES, \
-		dots)
+#define DOT(bits) EACH_BLOCK dot_pairs(part, rows, first, queries, n_queries, bits, ENTRIES, dots)
+#define DOT_EITHER(bits, is_value) \
+	EACH_BLOCK                 \
+	dot_pairs(part, rows, first, queries, n_queries, bits, (is_value) ? WHOLE_NUMBERS : ENTRIES, dots)
 #endif
 	if (part->kind == KV_FAST_NUMBERS) {
 		if (part->number == KV_DTYPE_F32)
-			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_F32, false, dots);
+			EACH_BLOCK dot_numbers(
+				part, rows, first, queries, n_queries, KV_DTYPE_F32, false, dots);
 		else if (part->number == KV_DTYPE_F16)
-			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_F16, false, dots);
+			EACH_BLOCK dot_numbers(
+				part, rows, first, queries, n_queries, KV_DTYPE_F16, false, dots);
 		else if (part->is_shifted)
-			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_BF16, true, dots);
+			EACH_BLOCK dot_numbers(
+				part, rows, first, queries, n_queries, KV_DTYPE_BF16, true, dots);
 		else if (part->number == KV_DTYPE_BF16)
-			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_BF16, false, dots);
+			EACH_BLOCK dot_numbers(
+				part, rows, first, queries, n_queries, KV_DTYPE_BF16, false, dots);
 		else
-			dot_numbers(part, rows, block_first, queries, n_queries, KV_DTYPE_NONE, false, dots);
+			EACH_BLOCK dot_numbers(
+				part, rows, first, queries, n_queries, KV_DTYPE_NONE, false, dots);
 		return;
 	}
 	switch (part->bits) {
@@ -261,7 +268,7 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 			DOT_EITHER(8, true);
 #if LANES == 8
 		else if (part->is_e4m3)
-			dot_pairs(part, rows, block_first, queries, n_queries, 8, E4M3, dots);
+			EACH_BLOCK dot_pairs(part, rows, first, queries, n_queries, 8, E4M3, dots);
 #endif
 		else
 			DOT_EITHER(8, false);
@@ -269,24 +276,25 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 	}
 #undef DOT_EITHER
 #undef DOT
+#undef EACH_BLOCK
 }
 
-static void dot_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+static void dot_part_1(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, float *dots)
 {
-	dot_part(part, rows, block_first, queries, 1, dots);
+	dot_part(part, rows, queries, 1, dots);
 }
 
-static void dot_part_2(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+static void dot_part_2(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, float *dots)
 {
-	dot_part(part, rows, block_first, queries, 2, dots);
+	dot_part(part, rows, queries, 2, dots);
 }
 
-static void dot_part_4(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+static void dot_part_4(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, float *dots)
 {
-	dot_part(part, rows, block_first, queries, 4, dots);
+	dot_part(part, rows, queries, 4, dots);
 }
 
 #if LANES == 8
@@ -346,23 +354,20 @@ static void score(const struct kv_fast_side *side, const struct kv_fast_rows *fa
 #endif
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part moved = part_of_rows(&side->parts[p], rows), *part = &moved;
-		uint32_t first = 0;
+		bool is_done = part->kind == KV_FAST_BITS;
 
+		if (part->kind == KV_FAST_BITS)
+			OF_SET(kv_fast_dot_bits)(part, rows, queries, n_queries, dots);
 #if LANES == 8
 		if (has_nibbles(part)) {
 			score_nibbles(part, rows, queries, n_queries, false, dots);
-			first = n;
+			is_done = true;
 		}
 #endif
-		for (; first < n; first += TOKENS) {
-			if (part->kind == KV_FAST_BITS)
-				OF_SET(kv_fast_dot_bits)(part, rows, first, queries, n_queries, dots);
-			else
-				(n_queries == 1 ? dot_part_1
-						: n_queries == 2
-						? dot_part_2
-						: dot_part_4)(part, rows, first, queries, dots);
-		}
+		if (!is_done)
+			(n_queries == 1                  ? dot_part_1
+					: n_queries == 2 ? dot_part_2
+							 : dot_part_4)(part, rows, queries, dots);
 		/* Last, when rows are in the first-level cache. */
 		if (p == 0)
 			begin_fields(side, rows, &fields);

@@ -22,12 +22,9 @@ INLINE void lanes_of_rows(const uint8_t *const rows[], uint32_t offset, const ui
 
 	UNROLL
 	for (uint32_t r = 0; r < 2; r++) {
-		words[r] = _mm512_castsi128_si512(
-			_mm_loadu_si128((const __m128i *)(const void *)(rows[r] + offset)));
-		words[r] = insert_128(words[r], 0x00F0, rows[r + 2] + offset);
-		words[r] = insert_128(words[r], 0x0F00, rows[r + 4] + offset);
-		words[r] = insert_128(words[r], 0xF000, rows[r + 6] + offset);
-		words[r] = _mm512_shuffle_epi8(words[r], order);
+		words[r] = _mm512_shuffle_epi8(load_quarters(rows[r] + offset, rows[r + 2] + offset,
+						       rows[r + 4] + offset, rows[r + 6] + offset),
+			order);
 	}
 	lanes[0] = _mm512_unpacklo_epi64(words[0], words[1]);
 	lanes[1] = _mm512_unpackhi_epi64(words[0], words[1]);
@@ -59,32 +56,48 @@ INLINE __m512i add_halves_of_lanes(__m512i a, __m512i b)
 		_mm512_permutex2var_epi32(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b));
 }
 
-INLINE void dot_lanes(const struct kv_fast_part *part, const struct kv_fast_rows *rows, uint32_t block_first,
+/* Rows of n_groups times eight tokens from the `turn`th place on: codes of one load after the other, then the
+ * same of the rows that follow. */
+INLINE void lanes_of_turn(const struct kv_fast_part *part, const uint8_t *const rows[], uint32_t turn,
+	uint32_t n_loads, const uint32_t n_groups, const uint32_t bits, i_vector lanes[4][2])
+{
+	const uint8_t *const *from = rows + (size_t)(turn / n_loads) * n_groups * ROWS_IN_LANES;
+
+	FORGET(from);
+	UNROLL
+	for (uint32_t g = 0; g < n_groups; g++)
+		lanes_of_rows(from + (size_t)g * ROWS_IN_LANES,
+			part->offset + turn % n_loads * CODES_OF_LANE(bits) * bits / 4, bits, lanes[g]);
+}
+
+INLINE void dot_lanes(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const struct kv_fast_query *queries, const uint32_t n_queries, const uint32_t bits,
 	const bool is_value, float *dots)
 {
 	const uint32_t n_groups =
 		n_queries == 4 ? 2 : 4; /* of rows: eight sums hide how long a product takes */
 	const uint32_t n_codes = CODES_OF_LANE(bits), n_loads = part->n_slots / (2 * n_codes);
-	const uint32_t n_turns = TOKENS / (n_groups * ROWS_IN_LANES) * n_loads;
+	const uint32_t n_of_block = TOKENS / (n_groups * ROWS_IN_LANES) * n_loads;
+	const uint32_t n_turns = n_places(rows) / TOKENS * n_of_block;
 	const struct lookup lookup = load_lookup(part, bits);
-	struct asking asking = begin_asking(part, rows, block_first, 0, part->n_slots, n_turns);
-	struct touching touching = begin_touching(part, rows, block_first, n_turns);
+	struct asking asking = begin_asking(part, rows, 0, 0, part->n_slots, n_of_block);
+	struct touching touching = begin_touching(part, rows, 0, n_of_block);
+	const uint8_t *const *from = rows->rows;
+	i_vector lanes[4][2];
+	uint32_t turn = 0;
 
-	for (uint32_t first = block_first; first < block_first + TOKENS; first += n_groups * ROWS_IN_LANES) {
-		const uint8_t *const *from = rows->rows + first;
+	lanes_of_turn(part, from, 0, n_loads, n_groups, bits, lanes);
+	for (uint32_t first = 0; first < n_places(rows); first += n_groups * ROWS_IN_LANES) {
 		i_vector sums[KV_FAST_QUERIES_MAX][4] = { 0 };
 
 		for (uint32_t load = 0; load < n_loads; load++) {
-			i_vector lanes[4][2];
+			i_vector next[4][2];
 
-			FORGET(from);
 			ask(&asking);
 			touch(&touching);
-			UNROLL
-			for (uint32_t g = 0; g < n_groups; g++)
-				lanes_of_rows(from + (size_t)g * ROWS_IN_LANES,
-					part->offset + load * n_codes * bits / 4, bits, lanes[g]);
+			/* Ahead of products that would hold them up; behind the last ones come some again. */
+			turn = turn + 1 < n_turns ? turn + 1 : 0;
+			lanes_of_turn(part, from, turn, n_loads, n_groups, bits, next);
 			UNROLL
 			for (uint32_t i = 0; i < 2 * n_codes / 4; i++) {
 				i_vector values[4];
@@ -105,6 +118,7 @@ INLINE void dot_lanes(const struct kv_fast_part *part, const struct kv_fast_rows
 						sums[q][g] = multiply_add(sums[q][g], values[g], four);
 				}
 			}
+			memcpy(lanes, next, sizeof(lanes));
 		}
 		UNROLL
 		for (uint32_t q = 0; q < n_queries; q++) {

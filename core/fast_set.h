@@ -34,11 +34,11 @@ void OF_SET(kv_fast_sum_short)(const struct kv_fast_part *part, const struct kv_
 	const float *weights, const float *scales, uint32_t n_queries, float *const *sums);
 
 /*
- * core/fast_bits.c: scores of the block of rows at `first` as dots[query * STEP + token], weighted sums of
- * all rows as kv_fast_accumulate() adds them, with weights times the rows' scales; NULL: these are 1.
+ * core/fast_bits.c: scores of all rows as dots[query * STEP + token], weighted sums of all rows as
+ * kv_fast_accumulate() adds them, with weights times the rows' scales; NULL: these are 1.
  */
 void OF_SET(kv_fast_dot_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	uint32_t first, const struct kv_fast_query *queries, uint32_t n_queries, float *dots);
+	const struct kv_fast_query *queries, uint32_t n_queries, float *dots);
 void OF_SET(kv_fast_sum_bits)(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
 	const float *weights, const float *scales, uint32_t n_queries, float *const *sums);
 

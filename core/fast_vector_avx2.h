@@ -227,11 +227,21 @@ INLINE void indices_of_tokens(
 	}
 }
 
-INLINE void add_looked_up(__m256i sums[2], const int16_t *table, __m256i index)
+struct table_of_bits {
+	__m256i low, high; /* bytes, in both halves */
+};
+
+INLINE struct table_of_bits load_table(const int16_t *table)
 {
 	const uint8_t *bytes = (const uint8_t *)table;
-	const __m256i low = _mm256_shuffle_epi8(load_16_bytes(bytes), index),
-		      high = _mm256_shuffle_epi8(load_16_bytes(bytes + 16), index);
+
+	return (struct table_of_bits){ load_16_bytes(bytes), load_16_bytes(bytes + 16) };
+}
+
+INLINE void add_looked_up(__m256i sums[2], struct table_of_bits table, __m256i index)
+{
+	const __m256i low = _mm256_shuffle_epi8(table.low, index),
+		      high = _mm256_shuffle_epi8(table.high, index);
 
 	sums[0] = _mm256_add_epi16(sums[0], _mm256_unpacklo_epi8(low, high));
 	sums[1] = _mm256_add_epi16(sums[1], _mm256_unpackhi_epi8(low, high));

@@ -172,10 +172,22 @@ INLINE void values_of_pairs(const struct lookup *lookup, const uint8_t *a, const
 	out[1] = value_of(lookup, codes_of_two(a, b, v + 1, bits), bits, is_value);
 }
 
-INLINE __m512i insert_128(__m512i to, __mmask16 lanes, const uint8_t *from)
+/* By a repeated load and a blend: loads into a part of a register take one of the two ports that shuffle. */
+INLINE __m256i load_two(const uint8_t *a, const uint8_t *b)
 {
-	/* A masked load: any port can blend, only two can shuffle. */
-	return _mm512_mask_broadcast_i32x4(to, lanes, _mm_loadu_si128((const __m128i *)(const void *)from));
+	__m256i both;
+
+	__asm__("vbroadcasti128 %1, %0\n\tvpblendd $15, %2, %0, %0"
+		: "=&x"(both)
+		: "m"(*(const uint8_t(*)[16])(const void *)b),
+		"x"(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)a))));
+	return both;
+}
+
+/* 16 bytes of each of four places. */
+INLINE __m512i load_quarters(const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d)
+{
+	return _mm512_inserti64x4(_mm512_castsi256_si512(load_two(a, b)), load_two(c, d), 1);
 }
 
 /* 16 bytes of each of LANES rows: dword i of every row in quads[i], row r in lane r. */
@@ -184,13 +196,9 @@ INLINE void quads_of_rows(const uint8_t *const rows[], uint32_t offset, __m512i 
 	__m512i words[4], half[4];
 
 	UNROLL
-	for (uint32_t r = 0; r < 4; r++) {
-		words[r] = _mm512_castsi128_si512(
-			_mm_loadu_si128((const __m128i *)(const void *)(rows[r] + offset)));
-		words[r] = insert_128(words[r], 0x00F0, rows[r + 4] + offset);
-		words[r] = insert_128(words[r], 0x0F00, rows[r + 8] + offset);
-		words[r] = insert_128(words[r], 0xF000, rows[r + 12] + offset);
-	}
+	for (uint32_t r = 0; r < 4; r++)
+		words[r] = load_quarters(
+			rows[r] + offset, rows[r + 4] + offset, rows[r + 8] + offset, rows[r + 12] + offset);
 	half[0] = _mm512_unpacklo_epi32(words[0], words[1]);
 	half[1] = _mm512_unpackhi_epi32(words[0], words[1]);
 	half[2] = _mm512_unpacklo_epi32(words[2], words[3]);
@@ -282,13 +290,20 @@ INLINE void indices_of_rows(
 	}
 }
 
-INLINE void add_looked_up(__m512i sums[1], const int16_t *table, __m512i index)
-{
-	/* Half a register, as repeating it would take a shuffle, too. */
-	const __m512i entries =
-		_mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)table));
+struct table_of_bits {
+	__m512i entries;
+};
 
-	sums[0] = _mm512_add_epi16(sums[0], _mm512_permutexvar_epi16(index, entries));
+/* Half a register, as repeating it would take a shuffle. */
+INLINE struct table_of_bits load_table(const int16_t *table)
+{
+	return (struct table_of_bits){ _mm512_zextsi256_si512(
+		_mm256_loadu_si256((const __m256i *)(const void *)table)) };
+}
+
+INLINE void add_looked_up(__m512i sums[1], struct table_of_bits table, __m512i index)
+{
+	sums[0] = _mm512_add_epi16(sums[0], _mm512_permutexvar_epi16(index, table.entries));
 }
 
 /* The i-th LANES of 32 sums: of even words, of odd words. */
