@@ -70,6 +70,31 @@ class Compose(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn("tls", yaml.safe_load(done.stdout)["services"])
 
+    def test_the_configuration_file_of_the_readme_is_taken(self):
+        """The override that README.md shows leaves the lists to the file that it shows, and the daemon takes that file."""
+        readme = (DEPLOY / "README.md").read_text()
+        override = re.search(r"```yaml\n(.*?)```", readme, re.S).group(1)
+        config = re.search(r"```json\n(.*?)```", readme, re.S).group(1)
+        self.assertEqual(set(yaml.safe_load(override)["services"]), {"tqkvd"})
+        self.assertEqual(set(json.loads(config)), {"listen", "tenants", "pools"})
+        compose = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "override.yaml").write_text(override)
+            pathlib.Path(folder, "tqkvd.json").write_text(config)
+            pathlib.Path(folder, "tokens").write_text("data worker 0123456789abcdef tenant=7\n")
+            done = run(BUILD / "server/tqkvd", "--check-config", "--config", pathlib.Path(folder, "tqkvd.json"), "--memory", "1GiB",
+                       "--tokens-file", pathlib.Path(folder, "tokens"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            if run(*compose, "version").returncode != 0:
+                self.skipTest("neither docker-compose nor docker compose is installed")
+            done = run(*compose, "-f", DEPLOY / "compose.yaml", "-f", pathlib.Path(folder, "override.yaml"), "--profile", "cpu",
+                       "config", cwd=DEPLOY)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            service = yaml.safe_load(done.stdout)["services"]["tqkvd"]
+            self.assertEqual(service["command"], ["--config=/etc/tqkv/tqkvd.json"])
+            self.assertIn("/etc/tqkv/tqkvd.json", str(service["volumes"]))
+            self.assertIn("/var/lib/tqkv", str(service["volumes"]))
+
     def test_every_service_is_confined(self):
         for name, service in self.services.items():
             self.assertEqual(service["cap_drop"], ["ALL"], name)
