@@ -90,10 +90,15 @@ static const struct kv_pool_spec *find_info_spec(struct srv_conn *conn)
 		: kv_domain_pool_at(server->domain, info->index);
 
 	if (!pool) {
+		struct kv_error err = { 0 };
+
+		if (request->pool_name.n_bytes)
+			(void)!kv_fail(&err, KV_NOT_FOUND, "no pool \"%.*s\"",
+				(int)request->pool_name.n_bytes, (const char *)request->pool_name.data);
 		srv_refuse_status(conn, KV_NOT_FOUND,
 			KVP_HEADER_BYTES +
 				(request->pool_name.n_bytes ? 0u : (uint32_t)KVP_AT(pool_info_req, index)),
-			"no such pool");
+			request->pool_name.n_bytes ? err.msg : "no such pool");
 		return NULL;
 	}
 	if (info->what != KVP_POOL_INFO_JSON && info->layer >= pool->spec->n_layers) {

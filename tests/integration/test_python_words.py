@@ -83,6 +83,21 @@ class Words(unittest.TestCase):
     def test_a_session_that_is_not_there_is_named(self):
         self.told(Status.NOT_FOUND, 'no session "nobody"', self.client.attach, "nobody")
 
+    def test_limits_are_told_with_their_size(self):
+        with self.client.open("tq4", tokens_max=10, sequences_max=1) as session:
+            self.told(Status.LEN_LIMIT, "sequence 1: sequence would exceed tokens_max (10)", session.append, 1, 0, *self.rows(11))
+            session.append(1, 0, *self.rows(10))
+            self.told(Status.LIMIT, "limit reached: of sequences (this session may have 1)", session.append, 2, 0, *self.rows(1))
+            self.told(Status.LIMIT, "limit reached: of sequences (this session may have 1)", session.fork, 2, 1)
+            self.told(Status.BAD_STATE, ": the daemon has no tier", session.spill, 1)
+
+    def test_names_are_names(self):
+        for call, args in ((self.client.open, (None,)), (self.client.open, ("tq4", 5)), (self.client.attach, (None,))):
+            self.told(Status.BAD_ARG, "expected a name", call, *args)
+        self.told(Status.NOT_FOUND, 'no pool "none"', self.client.pool_info, "none")
+        self.client.open("tq4", "taken")
+        self.told(Status.EXISTS, 'session "taken" is open already; attach() takes it over', self.client.open, "tq4", "taken")
+
     def test_numbers_of_open_are_named(self):
         self.told(Status.BAD_ARG, "lease_ms is -1, expected 0 to 4294967295", self.client.open, "tq4", lease_ms=-1)
         self.told(Status.BAD_ARG, "reserve_blocks is 1.5, expected a whole number", self.client.open, "tq4", reserve_blocks=1.5)

@@ -68,12 +68,13 @@ class Call:
 
     def __init__(self, connection, geometry, session, op, items, *, layer_first=0, n_layers=1,
                  k_dtype=0, v_dtype=0, q_dtype=0, out_dtype=0, lse=False, scale=0.0, window=0,
-                 sinks=True, fingerprint=0, rotated=0):
+                 sinks=True, fingerprint=0, rotated=0, limits=(0, 0)):
         self.connection, self.geometry, self.session = connection, geometry, session
         self.op, self.items = op, items
         self.layer_first, self.n_layers = layer_first, n_layers
         self.k_dtype, self.v_dtype, self.q_dtype, self.out_dtype = k_dtype, v_dtype, q_dtype, out_dtype
         self.lse, self.scale, self.window, self.sinks, self.fingerprint = lse, scale, window, sinks, fingerprint
+        self.tokens_max, self.sequences_max = limits  # of the session, for what is said
         self.rotated = rotated  # ROWS_Q_ROTATED, ROWS_OUT_ROTATED
         self.has_rows = op in (wire.APPEND, wire.DECODE, wire.APPEND_DECODE)
         self.error = None  # of the call as a whole
@@ -483,8 +484,15 @@ class Call:
                 for item in self.items]
 
     def _blame(self, result):
-        """What is wrong with the row that cannot be stored: the server names the row, and its numbers are here."""
+        """What the server does not say, and is known here: of a limit how much it is, of a row that cannot be stored which
+        number it is, of a spill that cannot be what is missing."""
         item = self.items[result.index]
+        if result.status == Status.LEN_LIMIT:
+            return f" ({self.tokens_max})"
+        if result.status == Status.LIMIT:
+            return f": of sequences (this session may have {self.sequences_max}), or of room for their block tables"
+        if result.status == Status.BAD_STATE and self.op == wire.SPILL:
+            return ": the daemon has no tier, see its host_tier_bytes and file_tier_dir"
         if result.status != Status.BAD_VALUE or result.row is None or result.layer is None:
             return ""
         layer = result.layer - self.layer_first

@@ -11,7 +11,7 @@ from ._arguments import whole
 from ._connection import Connection, now
 from ._rows import WINDOW_FRAMES, Backoff
 from .codec import PoolCodec
-from .errors import ArgumentError, Status, TqkvError, ends_by_itself
+from .errors import ArgumentError, ArgumentTypeError, Status, TqkvError, ends_by_itself
 from .session import Geometry, Session
 
 # What POOL_INFO is asked for.
@@ -409,9 +409,15 @@ class Client:
         if expected_json is not None:
             told = self._compare_pool(pool, expected_json, deadline)
             fingerprint = fingerprint or told
-        reply = self._open(wire.OPEN, pool, session or "", deadline, priority=priority, lease_ms=lease_ms,
-                           reserve_blocks=reserve_blocks, sequences_max=sequences_max, tokens_max=tokens_max,
-                           fingerprint=fingerprint, flags=wire.OPEN_CLIENT_TABLES if client_tables else 0)
+        try:
+            reply = self._open(wire.OPEN, pool, "" if session is None else session, deadline, priority=priority,
+                               lease_ms=lease_ms, reserve_blocks=reserve_blocks, sequences_max=sequences_max,
+                               tokens_max=tokens_max, fingerprint=fingerprint,
+                               flags=wire.OPEN_CLIENT_TABLES if client_tables else 0)
+        except TqkvError as error:
+            if error.status != Status.EXISTS:
+                raise
+            raise error.copy(detail=f"{error.detail}; attach() takes it over") from None
         return self._new_session(pool, session, reply)
 
     def _compare_pool(self, name, expected, deadline):
@@ -436,6 +442,9 @@ class Client:
 
     def _open(self, opcode, pool, session, deadline, *, priority=0, lease_ms=0, reserve_blocks=0, sequences_max=0,
               tokens_max=0, fingerprint=0, flags=0):
+        for what, name in (("pool", pool), ("session", session)):
+            if not isinstance(name, str):
+                raise ArgumentTypeError(f"{what} is {name!r}, expected a name")
         pool, session = pool.encode(), session.encode()
         if len(pool) > 64 or (opcode == wire.OPEN and not pool):
             raise ArgumentError(f"the pool's name has {len(pool)} bytes, expected 1 to 64")

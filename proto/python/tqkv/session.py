@@ -284,6 +284,7 @@ class Session(SequenceOps):
         if not 0 <= scale < float("inf"):
             raise ArgumentError(f"scale is {scale}, expected a positive number or 0 for the pool's")
         return Call(self._client._connection, self.geometry, self.handle, op, items, layer_first=layer_first,
+                    limits=(self.tokens_max, self.sequences_max),
                     n_layers=n_layers, k_dtype=used["k"], v_dtype=used["v"], q_dtype=used["q"],
                     out_dtype=dtypes.number_of(out_dtype) if has_q else dtypes.NONE, lse=lse, scale=scale,
                     window=whole("window", window, 0, POSITION_MAX), sinks=bool(sinks),
