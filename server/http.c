@@ -152,7 +152,7 @@ void srv_http_on_completed(
 }
 
 /* First callback: only headers are there. Answering here closes the connection, which is right for a huge
- * body only. */
+ * body, and for one whose end a proxy in front of this daemon may see elsewhere. */
 static enum MHD_Result begin(struct srv_http_listener *listener, struct MHD_Connection *connection,
 	const char *url, const char *method, void **con_cls)
 {
@@ -175,6 +175,9 @@ static enum MHD_Result begin(struct srv_http_listener *listener, struct MHD_Conn
 	*con_cls = request;
 	if (!srv_http_conn_is_current(request))
 		return MHD_NO;
+	if (srv_http_has_two_ends(request))
+		return srv_http_refuse(request, KV_BAD_ARG,
+			"of Content-Length and Transfer-Encoding one may stand there, once");
 	const char *length =
 		MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
 

@@ -36,13 +36,22 @@ static enum MHD_Result count_header(void *cls, enum MHD_ValueKind kind, const ch
 }
 
 /* The value or NULL; *n says how often it stands there. */
-static const char *header(struct srv_http_request *request, const char *name, unsigned *n)
+static const char *header(const struct srv_http_request *request, const char *name, unsigned *n)
 {
 	struct once once = { .name = name };
 
 	MHD_get_connection_values(request->connection, MHD_HEADER_KIND, count_header, &once);
 	*n = once.n;
 	return once.value;
+}
+
+bool srv_http_has_two_ends(const struct srv_http_request *request)
+{
+	unsigned n_lengths, n_codings;
+
+	(void)header(request, MHD_HTTP_HEADER_CONTENT_LENGTH, &n_lengths);
+	(void)header(request, MHD_HTTP_HEADER_TRANSFER_ENCODING, &n_codings);
+	return n_lengths + n_codings > 1;
 }
 
 static bool is_host_allowed(const struct srv_http_request *request, const char *host)

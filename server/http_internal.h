@@ -209,6 +209,8 @@ bool srv_http_is_refused(
  */
 bool srv_http_is_refused_as_large(
 	struct srv_http_request *request, const struct srv_http_route *route, enum MHD_Result *result);
+/* The headers say more than once how long the body is. */
+bool srv_http_has_two_ends(const struct srv_http_request *request);
 /* The line that every call which changes something leaves in the log. */
 void srv_http_audit(struct srv_http_request *request, unsigned http_status);
 

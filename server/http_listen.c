@@ -106,8 +106,12 @@ static enum kv_status start_daemon(struct srv_http_listener *listener, int fd, s
 	struct srv_http *http = listener->http;
 	const bool has_tls =
 		strcmp(http->options->http_certificate_file, "off") != 0 && !listener->is_metrics;
-	const unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME |
-		MHD_USE_ITC | MHD_USE_ERROR_LOG | (has_tls ? MHD_USE_TLS : 0);
+	/*
+	 * With epoll the library turns without a pause while a peer is silent in the middle of its handshake:
+	 * one such peer would keep a core busy.
+	 */
+	const unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC |
+		MHD_USE_ERROR_LOG | (has_tls ? MHD_USE_TLS | MHD_USE_POLL : MHD_USE_EPOLL);
 	struct MHD_OptionItem tls[3] = { { MHD_OPTION_END, 0, NULL }, { MHD_OPTION_END, 0, NULL },
 		{ MHD_OPTION_END, 0, NULL } };
 	sigset_t all, before;

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -78,6 +79,27 @@ class Tls(unittest.TestCase):
             with socket.create_connection((host, int(port)), PATIENCE_S) as plain, bare.wrap_socket(plain) as tls:
                 self.assertEqual(tls.version(), "TLSv1.3")
             self.assertEqual(daemon.request("GET", "/livez")[0], 200)
+
+    def test_a_peer_that_is_silent_in_its_handshake_costs_no_processor(self):
+        def seconds(daemon):
+            fields = pathlib.Path(f"/proc/{daemon.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+            return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+        inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
+        with self.assertRaises(ssl.SSLWantReadError):
+            self.context().wrap_bio(inward, outward, server_hostname="localhost").do_handshake()
+        hello = outward.read()
+        with Daemon(*self.options(), tls=self.context()) as daemon:
+            host, port = daemon.http.rsplit(":", 1)
+            for n_bytes in (20, len(hello)):
+                with socket.create_connection((host, int(port)), PATIENCE_S) as peer:
+                    peer.sendall(hello[:n_bytes])
+                    shares = []
+                    for _ in range(5):
+                        used, began = seconds(daemon), time.monotonic()
+                        time.sleep(0.3)
+                        shares.append((seconds(daemon) - used) / (time.monotonic() - began))
+                    self.assertLess(min(shares), 0.3, (n_bytes, shares))
 
     def test_client_certificates(self):
         """FAILURES W6: whoever has none, one of another authority, or an old one ends in the handshake; others do not notice."""

@@ -106,6 +106,23 @@ START_TEST(test_http_access_table)
 }
 END_TEST
 
+/* A body whose end another reader could see elsewhere is not read. */
+START_TEST(test_http_access_two_lengths)
+{
+	static const char *const headers[] = { "Content-Length: 2\r\n", "Content-Length: 40\r\n",
+		"Transfer-Encoding: chunked\r\n" };
+
+	for (size_t i = 0; i < KV_LENGTH(headers); i++) {
+		char all[256];
+
+		snprintf(all, sizeof(all), "%s%s%s", BEARER(ADMIN), JSON_TYPE, headers[i]);
+		ask("POST", "/v1/plan", all, "{}"); /* has a Content-Length of its own */
+		ck_assert_int_eq(response.status, 400);
+		ck_assert_ptr_nonnull(strstr(response.body, "Transfer-Encoding"));
+	}
+}
+END_TEST
+
 /* Paths that do not exist are not told to strangers. */
 START_TEST(test_http_access_unknown_paths)
 {
@@ -193,6 +210,7 @@ int main(void)
 	tcase_add_checked_fixture(tcase, setup, teardown);
 	tcase_add_test(tcase, test_http_access_roles);
 	tcase_add_test(tcase, test_http_access_table);
+	tcase_add_test(tcase, test_http_access_two_lengths);
 	tcase_add_test(tcase, test_http_access_unknown_paths);
 	tcase_add_test(tcase, test_http_access_refuses_logins);
 	tcase_add_test(tcase, test_http_access_limits_failures);
