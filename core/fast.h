@@ -71,6 +71,19 @@
 /* What bases count: bytes of them reach the greatest entry. */
 #define KV_FAST_HALVED_OF_K 16
 #define KV_FAST_HALVED_OF_V 127
+/*
+ * Those of 7 and 8 bits that are smooth: x * (a[step] + b[step] * y) as parts of 2^15, x being 2 * code + 1
+ * as a part of 2^bits, counted from the middle, and y its square. Of V b * y times
+ * 2^KV_FAST_SMOOTH_SHIFT_OF_V. Low bytes of all steps, then high ones.
+ */
+#define KV_FAST_SMOOTH_A          0u
+#define KV_FAST_SMOOTH_B          32u
+#define KV_FAST_SMOOTH_SHIFT_OF_V 3
+/* As large as products with b allow, and those with x. */
+#define KV_FAST_SMOOTH_MAX_OF_K 6143
+#define KV_FAST_SMOOTH_MAX_OF_V 32500
+/* Where K of 8 bits has no step that is narrower than a sixteenth of it, or wider. */
+#define KV_FAST_SMOOTH_LEAST 19661
 
 enum kv_fast_field_kind { KV_FAST_FIELD_NONE = 0, KV_FAST_FIELD_F32, KV_FAST_FIELD_F16 };
 struct kv_fast_field {
@@ -96,6 +109,7 @@ struct kv_fast_part {
 	bool is_value;         /* a code is its own value */
 	bool is_e4m3;          /* a code is E4M3: `table` has what it means, which a set may work out, too */
 	bool is_shifted;       /* in the order in which shifts take codes, or bf16, out of words */
+	bool is_smooth;        /* `pieces` are those of a smooth codebook */
 	bool has_short_sums;   /* of V: products are rounded and summed up in 16 bits */
 	const int16_t *table;  /* [256], entries repeated every 2^bits; value = entry * table_scale */
 	const uint8_t *pieces; /* [KV_FAST_PIECES_BYTES] of codebooks of more than 4 bits, else NULL */
@@ -196,6 +210,24 @@ struct kv_fast_kernels {
 const struct kv_fast_kernels *kv_fast_kernels(void);
 /* Those there are, the slowest first; NULL from the first index that has none. For tests and measurements. */
 const struct kv_fast_kernels *kv_fast_kernels_at(uint32_t set_idx);
+
+/*
+ * The step of y: where a codebook of 8 bits bends most, a sixteenth of y has too many entries. With y alone
+ * as the other factor the first step would be the least exact one.
+ */
+static inline int32_t kv_fast_smooth_step(uint32_t bits, bool is_v, int32_t y)
+{
+	const int32_t factor = is_v || y > KV_FAST_SMOOTH_LEAST ? y : KV_FAST_SMOOTH_LEAST;
+
+	return (bits == 8 ? (y * factor + (1 << 14)) >> 15 : y) >> 11;
+}
+
+/*
+ * core/fast_smooth.c: pieces of the smooth codebook whose centroids are `table` (7 or 8 bits, ascending), and
+ * what their entries count. False: it is not smooth, and nothing is written.
+ */
+bool kv_fast_smooth_init(
+	const float *table, uint32_t bits, bool is_v, float *unit, uint8_t pieces[KV_FAST_PIECES_BYTES]);
 
 /* False: rows of this codec are for the scalar routine (groups of vN that are no multiple of 32 channels). */
 bool kv_fast_side_init(struct kv_fast_side *side, const struct kv_row_codec *codec, bool is_v,

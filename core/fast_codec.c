@@ -208,7 +208,12 @@ static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, con
 	if (part->bits > 4 && segment->codebook && kernels->has_split_tables) {
 		part->pieces = pieces;
 		if (part->bits > KV_FAST_MIRRORED_BITS) {
-			halve_table(segment, part->table_scale, is_v, pieces);
+			part->is_smooth = kv_fast_smooth_init(
+				segment->table, part->bits, is_v, &part->table_scale, pieces);
+			if (!part->is_smooth)
+				halve_table(segment, part->table_scale, is_v, pieces);
+			else if (!is_v)
+				part->sum_max = KV_FAST_SUM_MAX(KV_FAST_SMOOTH_MAX_OF_K);
 		} else if (part->bits == KV_FAST_MIRRORED_BITS) {
 			const float offset = is_v ? 0 : KV_FAST_MIRRORED_OFFSET;
 

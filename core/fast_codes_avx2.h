@@ -12,6 +12,9 @@ INLINE __m256i choose_bytes(__m256i a, __m256i b, __m256i choice)
 	return a;
 }
 
+/* Of codes: entries of a table, or of a smooth one, or themselves. */
+enum meaning { ENTRIES, SMOOTH, WHOLE_NUMBERS, E4M3 };
+
 INLINE __m256i load_two(const uint8_t *a, const uint8_t *b)
 {
 	return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(const void *)b),
@@ -55,21 +58,32 @@ INLINE __m256i pairs_of_codes(__m256i rows, const uint32_t bits)
 		_mm256_srli_epi16(words, (int)(8 - bits)), _mm256_set1_epi16((short)0xFF00));
 }
 
-/* Two codes of 7 bits may begin in one byte and end in the third: each is moved by itself. */
-INLINE __m256i singles_of_codes(__m256i rows, const uint32_t bits)
+/*
+ * Two codes of 7 bits may begin in one byte and end in the third: each is moved to the top of a word of its
+ * own, those at even places and those at odd ones apart. What is below may be anything.
+ */
+INLINE void words_of_singles(__m256i rows, const uint32_t bits, __m256i words[2])
 {
 	const i8_bytes_32 evens = { PAIR_16(0), PAIR_16(0) }, odds = { PAIR_16(bits), PAIR_16(bits) };
 	const i16_words_16 ups[2] = { { UP_8(16 - bits, 0), UP_8(16 - bits, 0) },
 		{ UP_8(16 - bits, bits), UP_8(16 - bits, bits) } };
-	const __m256i even = _mm256_mullo_epi16(_mm256_shuffle_epi8(rows, (__m256i)evens), (__m256i)ups[0]),
-		      odd = _mm256_mullo_epi16(_mm256_shuffle_epi8(rows, (__m256i)odds), (__m256i)ups[1]);
 
-	return choose_bytes(_mm256_srli_epi16(even, (int)(16 - bits)),
-		_mm256_srli_epi16(odd, (int)(8 - bits)), _mm256_set1_epi16((short)0xFF00));
+	words[0] = _mm256_mullo_epi16(_mm256_shuffle_epi8(rows, (__m256i)evens), (__m256i)ups[0]);
+	words[1] = _mm256_mullo_epi16(_mm256_shuffle_epi8(rows, (__m256i)odds), (__m256i)ups[1]);
+}
+
+/* In bytes: eight at even places, then those at odd ones. */
+INLINE __m256i singles_of_codes(__m256i rows, const uint32_t bits)
+{
+	__m256i words[2];
+
+	words_of_singles(rows, bits, words);
+	return _mm256_packus_epi16(
+		_mm256_srli_epi16(words[0], (int)(16 - bits)), _mm256_srli_epi16(words[1], (int)(16 - bits)));
 }
 
 /*
- * Sixteen codes from each of two places, a byte each. What lies above a
+ * Sixteen codes from each of two places, a byte each, in order but for 7 bits. What lies above a
  * code of 3 bits may be anything but the highest bit; is_clean: it is 0.
  */
 INLINE __m256i codes_in_bytes(const uint8_t *a, const uint8_t *b, const uint32_t bits, const bool is_clean)
@@ -168,6 +182,67 @@ INLINE void look_up_halved(
 
 	out[0] = _mm256_maddubs_epi16(_mm256_unpacklo_epi8(bytes, base), _mm256_unpacklo_epi8(factor, times));
 	out[1] = _mm256_maddubs_epi16(_mm256_unpackhi_epi8(bytes, base), _mm256_unpackhi_epi8(factor, times));
+}
+
+/* The same of codes of a smooth codebook (core/fast.h), which are at the top of words. */
+INLINE void values_of_smooth(
+	const uint8_t *pieces, const __m256i x[2], const uint32_t bits, const bool is_v, __m256i values[2])
+{
+	__m256i y[2], steps[2], slopes[2];
+
+	UNROLL
+	for (uint32_t i = 0; i < 2; i++) {
+		y[i] = _mm256_mulhrs_epi16(x[i], x[i]);
+		steps[i] = y[i];
+		if (bits == 8)
+			steps[i] = _mm256_mulhrs_epi16(y[i],
+				is_v ? y[i]
+				     : _mm256_max_epi16(y[i], _mm256_set1_epi16(KV_FAST_SMOOTH_LEAST)));
+		steps[i] = _mm256_srli_epi16(steps[i], 11);
+	}
+
+	const uint8_t *a = pieces + KV_FAST_SMOOTH_A, *b = pieces + KV_FAST_SMOOTH_B;
+	const __m256i step = _mm256_packus_epi16(steps[0], steps[1]);
+	const __m256i a_low = _mm256_shuffle_epi8(load_16_bytes(a), step),
+		      a_high = _mm256_shuffle_epi8(load_16_bytes(a + 16), step),
+		      b_low = _mm256_shuffle_epi8(load_16_bytes(b), step),
+		      b_high = _mm256_shuffle_epi8(load_16_bytes(b + 16), step);
+
+	slopes[0] = _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(b_low, b_high), y[0]);
+	slopes[1] = _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(b_low, b_high), y[1]);
+	UNROLL
+	for (uint32_t i = 0; is_v && i < 2; i++)
+		slopes[i] = _mm256_slli_epi16(slopes[i], KV_FAST_SMOOTH_SHIFT_OF_V);
+	values[0] =
+		_mm256_mulhrs_epi16(x[0], _mm256_add_epi16(slopes[0], _mm256_unpacklo_epi8(a_low, a_high)));
+	values[1] =
+		_mm256_mulhrs_epi16(x[1], _mm256_add_epi16(slopes[1], _mm256_unpackhi_epi8(a_low, a_high)));
+}
+
+/* Of sixteen codes from each of two places. */
+INLINE void values_of_two(const uint8_t *pieces, const uint8_t *a, const uint8_t *b, const uint32_t bits,
+	const bool is_v, __m256i values[2])
+{
+	__m256i x[2];
+
+	if (bits == 8) {
+		/* The middle of a code is half a unit above it. */
+		const __m256i half = _mm256_set1_epi8((char)0x80);
+		const __m256i codes = _mm256_xor_si256(
+			is_v ? _mm256_loadu_si256((const __m256i *)(const void *)a) : load_two(a, b), half);
+
+		x[0] = _mm256_unpacklo_epi8(half, codes);
+		x[1] = _mm256_unpackhi_epi8(half, codes);
+	} else {
+		words_of_singles(load_two(a, b), bits, x);
+		UNROLL
+		for (uint32_t i = 0; i < 2; i++)
+			x[i] = _mm256_xor_si256(
+				_mm256_and_si256(
+					x[i], _mm256_set1_epi16((short)(0x10000 - (1 << (16 - bits))))),
+				_mm256_set1_epi16((short)(0x8000 + (1 << (15 - bits)))));
+	}
+	values_of_smooth(pieces, x, bits, is_v, values);
 }
 
 /*

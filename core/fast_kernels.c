@@ -261,6 +261,12 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 		DOT(6);
 		break;
 	case 7:
+#if LANES == 8
+		if (part->is_smooth) {
+			EACH_BLOCK dot_pairs(part, rows, first, queries, n_queries, 7, SMOOTH, dots);
+			break;
+		}
+#endif
 		DOT(7);
 		break;
 	default:
@@ -269,6 +275,8 @@ INLINE void dot_part(const struct kv_fast_part *part, const struct kv_fast_rows 
 #if LANES == 8
 		else if (part->is_e4m3)
 			EACH_BLOCK dot_pairs(part, rows, first, queries, n_queries, 8, E4M3, dots);
+		else if (part->is_smooth)
+			EACH_BLOCK dot_pairs(part, rows, first, queries, n_queries, 8, SMOOTH, dots);
 #endif
 		else
 			DOT_EITHER(8, false);

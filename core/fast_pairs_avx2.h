@@ -8,9 +8,6 @@
 #ifndef CORE_FAST_PAIRS_AVX2_H
 #define CORE_FAST_PAIRS_AVX2_H
 
-/* Of codes: entries of a table, or themselves. */
-enum meaning { ENTRIES, WHOLE_NUMBERS, E4M3 };
-
 /* Half `half` of 32 channels of a pair of rows: sixteen codes of each, a byte each, in the order of slots. */
 INLINE __m256i codes_of_pair(struct row_pair pair, uint32_t block, const uint32_t half, const uint32_t bits,
 	const enum meaning meaning)
@@ -36,6 +33,10 @@ INLINE void values_of_pair(const struct lookup *lookup, struct row_pair pair, ui
 {
 	const uint32_t at = (block * 2 + half) * 2 * bits;
 
+	if (meaning == SMOOTH) {
+		values_of_two(lookup->pieces, pair.rows[0] + at, pair.rows[1] + at, bits, false, values);
+		return;
+	}
 	if (bits == 6) {
 		values_of_mirrored(lookup->pieces, pair.rows[0] + at, pair.rows[1] + at, false, values);
 		return;
@@ -101,17 +102,18 @@ INLINE void dot_codes_of_pair(const struct lookup *lookup, const __m256i *factor
 }
 
 /* Sixteen registers do not hold sums beside what looking up these takes: their values go to memory. */
-#define IS_APART(bits, meaning) ((bits) > 6 && (meaning) == ENTRIES)
+#define IS_APART(bits, meaning) ((bits) > 6 && (meaning) <= SMOOTH)
 
 INLINE void dot_values_of_pair(const struct lookup *lookup, const __m256i *factors, struct row_pair pair,
-	uint32_t n_blocks, const uint32_t n_queries, const uint32_t bits, __m256i *sums)
+	uint32_t n_blocks, const uint32_t n_queries, const uint32_t bits, const enum meaning meaning,
+	__m256i *sums)
 {
 	__m256i values[KV_HEAD_DIM_MAX / 16][2];
 
 	for (uint32_t block = 0; block < n_blocks; block++) {
 		UNROLL
 		for (uint32_t half = 0; half < 2; half++)
-			values_of_pair(lookup, pair, block, half, bits, ENTRIES, values[block * 2 + half]);
+			values_of_pair(lookup, pair, block, half, bits, meaning, values[block * 2 + half]);
 	}
 	for (uint32_t i = 0; i < n_blocks * 2; i++)
 		add_products(values[i], factors + (size_t)i * 2 * n_queries, n_queries, sums);
@@ -151,7 +153,7 @@ INLINE void dot_pairs(const struct kv_fast_part *part, const struct kv_fast_rows
 				ask(&asking);
 				if (IS_APART(bits, meaning))
 					dot_values_of_pair(&lookup, factors, pair, n_blocks, n_queries, bits,
-						sums + (size_t)p * n_queries);
+						meaning, sums + (size_t)p * n_queries);
 				else
 					dot_codes_of_pair(&lookup, factors, pair, after, n_blocks, n_queries,
 						bits, meaning, values, sums + (size_t)p * n_queries);

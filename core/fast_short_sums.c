@@ -242,10 +242,14 @@ INLINE void sum_rows(const struct kv_fast_part *part, const struct lookup *looku
 
 /* Of 32 codes from `at` on. */
 INLINE void values_of_row(const struct lookup *lookup, const uint8_t *at, const uint32_t bits,
-	const bool is_shifted, const bool is_value, __m256i values[2])
+	const bool is_shifted, const enum meaning meaning, __m256i values[2])
 {
 	__m256i codes;
 
+	if (meaning == SMOOTH) {
+		values_of_two(lookup->pieces, at, at + (size_t)2 * bits, bits, true, values);
+		return;
+	}
 	if (bits == 6) {
 		values_of_mirrored(lookup->pieces, at, at + (size_t)2 * bits, true, values);
 		return;
@@ -259,7 +263,7 @@ INLINE void values_of_row(const struct lookup *lookup, const uint8_t *at, const 
 			_mm256_srlv_epi64(load_16_bytes(at), _mm256_set_epi64x(4, 4, 0, 0)), NIBBLES_MASK);
 	else
 		codes = codes_in_bytes(at, at + (size_t)2 * bits, bits, false);
-	if (bits == 8 && is_value) {
+	if (bits == 8 && meaning == WHOLE_NUMBERS) {
 		const __m256i high = _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80));
 
 		values[0] = _mm256_unpacklo_epi8(codes, high);
@@ -292,7 +296,7 @@ INLINE void add_weighted(const struct weights *weights, uint32_t t, const uint32
 /* 32 codes from `offset` on. */
 INLINE void sum_codes(const struct kv_fast_part *part, const struct lookup *lookup,
 	const struct kv_fast_rows *rows, uint32_t offset, const struct weights *weights,
-	const uint32_t n_queries, const uint32_t bits, const bool is_shifted, const bool is_value,
+	const uint32_t n_queries, const uint32_t bits, const bool is_shifted, const enum meaning meaning,
 	float *const *sums, uint32_t slot)
 {
 	struct short_sums blocks;
@@ -305,8 +309,8 @@ INLINE void sum_codes(const struct kv_fast_part *part, const struct lookup *look
 		for (uint32_t t = first; t < end; t++) {
 			if (t % 4 == 0)
 				ask(&asking);
-			values_of_row(lookup, rows->rows[t] + offset, bits, is_shifted, is_value,
-				values[t - first]);
+			values_of_row(
+				lookup, rows->rows[t] + offset, bits, is_shifted, meaning, values[t - first]);
 			if (!IS_APART(bits))
 				add_weighted(weights, t, n_queries, values[t - first], totals);
 		}
@@ -318,14 +322,14 @@ INLINE void sum_codes(const struct kv_fast_part *part, const struct lookup *look
 }
 
 INLINE void sum_part_of(const struct kv_fast_part *part, const struct kv_fast_rows *rows,
-	const struct weights *weights, const uint32_t n_queries, const uint32_t bits, const bool is_value,
-	float *const *sums)
+	const struct weights *weights, const uint32_t n_queries, const uint32_t bits,
+	const enum meaning meaning, float *const *sums)
 {
 	const struct lookup lookup = load_lookup(part, bits);
 
 	for (uint32_t slot = 0; slot < part->n_slots; slot += KV_FAST_CODES_STEP)
 		sum_codes(part, &lookup, rows, part->offset + slot * bits / 8, weights, n_queries, bits,
-			false, is_value, sums, slot);
+			false, meaning, sums, slot);
 }
 
 /* 4 bits, as many as are a multiple of 32. */
@@ -354,34 +358,39 @@ INLINE void sum_short(const struct kv_fast_part *part, const struct kv_fast_rows
 
 	round_weights(values, scales, n / TOKENS, n_queries, &weights);
 	find_multipliers(n / TOKENS, &weights);
-#define SUM(bits, is_value) sum_part_of(part, rows, &weights, n_queries, bits, is_value, sums)
+#define SUM(bits, meaning) sum_part_of(part, rows, &weights, n_queries, bits, meaning, sums)
 	switch (part->bits) {
 	case 2:
-		SUM(2, false);
+		SUM(2, ENTRIES);
 		break;
 	case 3:
-		SUM(3, false);
+		SUM(3, ENTRIES);
 		break;
 	case 4:
 		if (part->is_shifted)
 			sum_nibbles(part, rows, &weights, n_queries, sums);
 		else
-			SUM(4, false);
+			SUM(4, ENTRIES);
 		break;
 	case 5:
-		SUM(5, false);
+		SUM(5, ENTRIES);
 		break;
 	case 6:
-		SUM(6, false);
+		SUM(6, ENTRIES);
 		break;
 	case 7:
-		SUM(7, false);
+		if (part->is_smooth)
+			SUM(7, SMOOTH);
+		else
+			SUM(7, ENTRIES);
 		break;
 	default:
 		if (part->is_value)
-			SUM(8, true);
+			SUM(8, WHOLE_NUMBERS);
+		else if (part->is_smooth)
+			SUM(8, SMOOTH);
 		else
-			SUM(8, false);
+			SUM(8, ENTRIES);
 		break;
 	}
 #undef SUM

@@ -83,7 +83,7 @@ INLINE void expand_codes(const struct lookup *lookup, __m256i codes, __m256i val
 
 INLINE bool takes_shifted(bool is_v, uint32_t bits, uint32_t n)
 {
-	return bits == 1 ? is_v : bits == 2 || (bits == 4 && n % 32 == 0);
+	return bits == 1 ? is_v : bits == 2 || bits == 7 || (bits == 4 && n % 32 == 0);
 }
 
 /* Blocks of 32 codes; for 1 bit see indices_of_tokens(). */
@@ -104,6 +104,8 @@ INLINE uint32_t code_of_slot(bool is_v, uint32_t bits, uint32_t n, uint32_t slot
 	}
 	if (bits == 2)
 		return slot / 32 * 32 + lane * 4 + vector;
+	if (bits == 7) /* of sixteen codes those at even places, then the others */
+		return slot / 16 * 16 + lane * 2 + vector % 2;
 	/* Registers 1 and 3 have the upper eight of a row's sixteen bytes. */
 	return slot / 32 * 32 + (vector % 2 * 8 + lane) * 2 + vector / 2;
 }
@@ -118,6 +120,8 @@ INLINE uint32_t code_of_short_slot(uint32_t bits, uint32_t n, uint32_t slot)
 	const uint32_t lane = slot % 8, word = lane / 4 * 8 + slot / 8 % 2 * 4 + lane % 4;
 	const uint32_t byte = word / 8 * 16 + slot / 16 % 2 * 8 + word % 8;
 
+	if (bits == 7)
+		return slot / 32 * 32 + word / 8 * 16 + word % 8 * 2 + slot / 16 % 2;
 	if (bits != 4 || n % 32 != 0)
 		return slot / 32 * 32 + (bits == 2 ? byte % 8 * 4 + byte / 8 : byte);
 	if (slot / 64 * 64 + 64 <= n)
