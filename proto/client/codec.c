@@ -218,6 +218,9 @@ static enum tqkv_status copy_center(struct maker *maker)
 enum tqkv_status tqkv_codec_create_from_pool_json(const char *json, const struct tqkv_codec_params *params,
 	struct tqkv_codec **out, struct tqkv_error *err)
 {
+	if (!json || !out)
+		return tqkv_fail_null(err, "json, out");
+
 	static const struct tqkv_codec_params no_params = { 0 };
 	struct tqkv_codec *codec = calloc(1, sizeof(*codec));
 	struct maker maker = { codec, params ? params : &no_params, err };
@@ -378,6 +381,9 @@ enum tqkv_status tqkv_codec_encode(const struct tqkv_codec *codec, uint32_t laye
 	enum tqkv_dtype dtype, const void *rows, size_t rows_bytes, uint32_t n_tokens, void *packed,
 	size_t packed_bytes_max, struct tqkv_error *err)
 {
+	if (!codec || (n_tokens > 0 && (!rows || !packed)))
+		return tqkv_fail_null(err, "codec, rows, packed");
+
 	struct run run = { .codec = codec, .layer = layer, .is_v = is_v };
 	const enum tqkv_status status = begin(&run, dtype, n_tokens, rows_bytes, packed_bytes_max, true, err);
 	const uint8_t *row = rows;
@@ -400,6 +406,9 @@ enum tqkv_status tqkv_codec_decode(const struct tqkv_codec *codec, uint32_t laye
 	enum tqkv_dtype dtype, const void *packed, size_t packed_bytes, uint32_t n_tokens, void *rows,
 	size_t rows_bytes_max, struct tqkv_error *err)
 {
+	if (!codec || (n_tokens > 0 && (!rows || !packed)))
+		return tqkv_fail_null(err, "codec, rows, packed");
+
 	struct run run = { .codec = codec, .layer = layer, .is_v = is_v };
 	const enum tqkv_status status =
 		begin(&run, dtype, n_tokens, rows_bytes_max, packed_bytes, false, err);

@@ -118,6 +118,9 @@ enum tqkv_status tqkv_codec_create(struct tqkv_conn *conn, const char *pool,
 	const struct tqkv_codec_params *params, uint32_t timeout_ms, struct tqkv_codec **out,
 	struct tqkv_error *err)
 {
+	if (!conn || !out)
+		return tqkv_fail_null(err, "conn, out");
+
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(conn, timeout_ms);
 	struct tqkv_codec_params all = { 0 };
 	struct fetched fetched = { { NULL, NULL }, NULL };

@@ -248,6 +248,8 @@ enum tqkv_status tqkv_connect(const char *address, const struct tqkv_options *op
 
 	if (!address)
 		return tqkv_fail(err, TQKV_BAD_ARG, "the address is NULL");
+	if (!out)
+		return tqkv_fail_null(err, "out");
 	if (!options)
 		options = &no_options;
 
@@ -306,20 +308,20 @@ void tqkv_disconnect(struct tqkv_conn *conn)
 
 const struct tqkv_server_info *tqkv_server_info(const struct tqkv_conn *conn)
 {
-	return &conn->server;
+	return conn ? &conn->server : NULL;
 }
 
 bool tqkv_is_connected(const struct tqkv_conn *conn)
 {
-	return conn->fd >= 0;
+	return conn && conn->fd >= 0;
 }
 
 bool tqkv_is_draining(const struct tqkv_conn *conn)
 {
-	return conn->is_draining;
+	return conn && conn->is_draining;
 }
 
 int tqkv_fd(const struct tqkv_conn *conn)
 {
-	return conn->fd;
+	return conn ? conn->fd : -1;
 }

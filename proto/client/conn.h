@@ -118,6 +118,8 @@ __attribute__((format(printf, 3, 4)))
 #endif
 enum tqkv_status
 tqkv_fail(struct tqkv_error *err, enum tqkv_status status, const char *fmt, ...);
+/* BAD_ARG: of these pointers one is NULL that may not be. */
+enum tqkv_status tqkv_fail_null(struct tqkv_error *err, const char *names);
 /* "context: " in front of the message. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))

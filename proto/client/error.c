@@ -62,6 +62,11 @@ enum tqkv_status tqkv_fail(struct tqkv_error *err, enum tqkv_status status, cons
 	return status;
 }
 
+enum tqkv_status tqkv_fail_null(struct tqkv_error *err, const char *names)
+{
+	return tqkv_fail(err, TQKV_BAD_ARG, "%s: NULL where it may not be", names);
+}
+
 void tqkv_error_wrap(struct tqkv_error *err, const char *fmt, ...)
 {
 	char context[128];

@@ -10,8 +10,8 @@
 
 #define PARTS_MAX 256u
 
-static enum tqkv_status check(uint32_t n_parts, const float *const *lses, uint64_t n_rows, uint32_t dim,
-	enum tqkv_dtype dtype, struct tqkv_error *err)
+static enum tqkv_status check(uint32_t n_parts, const void *const *outs, const float *const *lses,
+	uint64_t n_rows, uint32_t dim, enum tqkv_dtype dtype, struct tqkv_error *err)
 {
 	if (n_parts > PARTS_MAX)
 		return tqkv_fail(err, TQKV_BAD_ARG, "%u parts: expected at most %u", n_parts, PARTS_MAX);
@@ -19,12 +19,16 @@ static enum tqkv_status check(uint32_t n_parts, const float *const *lses, uint64
 		return tqkv_fail(err, TQKV_BAD_ARG, "dim %u: expected 1 to %u", dim, KV_HEAD_DIM_MAX);
 	if (dtype != TQKV_F32 && dtype != TQKV_F16 && dtype != TQKV_BF16)
 		return tqkv_fail(err, TQKV_BAD_ARG, "dtype %u: expected f32, f16 or bf16", (unsigned)dtype);
-	for (uint32_t p = 0; p < n_parts; p++) {
+	for (uint32_t p = 0; n_rows > 0 && p < n_parts; p++) {
+		if (!outs || !lses || !lses[p])
+			return tqkv_fail_null(err, "outs, lses");
 		for (uint64_t row = 0; row < n_rows; row++) {
 			if (isnan(lses[p][row]) || (isinf(lses[p][row]) && lses[p][row] > 0))
 				return tqkv_fail(err, TQKV_BAD_VALUE,
 					"part %u, row %llu: a log-sum-exp of %g", p, (unsigned long long)row,
 					(double)lses[p][row]);
+			if (!outs[p] && !isinf(lses[p][row]))
+				return tqkv_fail_null(err, "outs");
 		}
 	}
 	return TQKV_OK;
@@ -49,7 +53,10 @@ static double share(uint32_t n_parts, const float *const *lses, uint64_t row, do
 enum tqkv_status tqkv_merge(uint32_t n_parts, const void *const *outs, const float *const *lses,
 	uint64_t n_rows, uint32_t dim, enum tqkv_dtype dtype, void *out, float *lse, struct tqkv_error *err)
 {
-	const enum tqkv_status status = check(n_parts, lses, n_rows, dim, dtype, err);
+	if (n_rows > 0 && !out)
+		return tqkv_fail_null(err, "out");
+
+	const enum tqkv_status status = check(n_parts, outs, lses, n_rows, dim, dtype, err);
 	float values[KV_HEAD_DIM_MAX];
 
 	if (status != TQKV_OK)

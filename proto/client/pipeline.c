@@ -15,6 +15,9 @@ enum tqkv_status tqkv_submit(struct tqkv_session *session, const struct tqkv_sha
 	void (*fill)(struct tqkv_request *request, const void *arg), const void *arg, uint32_t timeout_ms,
 	uint64_t *request_id, struct tqkv_error *err)
 {
+	if (!session || !request_id)
+		return tqkv_fail_null(err, "session, request_id");
+
 	struct tqkv_request *request;
 	enum tqkv_status status = tqkv_session_check(session, err);
 
@@ -33,6 +36,9 @@ enum tqkv_status tqkv_submit(struct tqkv_session *session, const struct tqkv_sha
 static enum tqkv_status submit_call(
 	const struct tqkv_rows_call *call, uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err)
 {
+	if (!request_id)
+		return tqkv_fail_null(err, "request_id");
+
 	const struct tqkv_rows *rows = call->rows;
 	const bool has_rows = tqkv_op_has_rows(call->op);
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(call->session->conn, timeout_ms);
@@ -166,6 +172,9 @@ static enum tqkv_status await_any(
 enum tqkv_status tqkv_wait(struct tqkv_conn *conn, uint64_t request_id, uint32_t timeout_ms,
 	struct tqkv_reply *reply, struct tqkv_error *err)
 {
+	if (!conn || !reply)
+		return tqkv_fail_null(err, "conn, reply");
+
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(conn, timeout_ms);
 	struct tqkv_request *request = NULL;
 	enum tqkv_status status;
@@ -186,6 +195,9 @@ enum tqkv_status tqkv_wait(struct tqkv_conn *conn, uint64_t request_id, uint32_t
 
 uint32_t tqkv_poll(struct tqkv_conn *conn)
 {
+	if (!conn)
+		return 0;
+
 	tqkv_request_finish_fetched(conn);
 	if (conn->fd >= 0)
 		(void)tqkv_conn_turn(conn, 0);
@@ -196,6 +208,8 @@ void tqkv_forget(struct tqkv_conn *conn, uint64_t request_id)
 {
 	struct tqkv_request *request;
 
+	if (!conn)
+		return;
 	tqkv_request_finish_fetched(conn);
 	request = tqkv_request_find(conn, request_id);
 	if (request)

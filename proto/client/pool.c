@@ -51,6 +51,9 @@ static enum tqkv_status call_info(struct tqkv_conn *conn, struct info_call *call
 enum tqkv_status tqkv_pool_info(struct tqkv_conn *conn, const char *pool, uint32_t index, char *json,
 	size_t json_bytes_max, struct tqkv_pool_info *info, uint32_t timeout_ms, struct tqkv_error *err)
 {
+	if (!conn || !info || (json_bytes_max > 0 && !json))
+		return tqkv_fail_null(err, "conn, info, json");
+
 	struct info_call call = { .pool = pool, .info = { .what = KVP_POOL_INFO_JSON, .index = index } };
 	struct tqkv_reply reply;
 	struct kvp_pool_info_reply got;
@@ -79,10 +82,15 @@ enum tqkv_status tqkv_pool_rows(struct tqkv_conn *conn, const char *pool, enum t
 	uint32_t layer, uint32_t n_rows, uint32_t row_floats, float *out, uint32_t timeout_ms,
 	struct tqkv_error *err)
 {
+	if (!conn || !out)
+		return tqkv_fail_null(err, "conn, out");
+
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(conn, timeout_ms);
 	const uint64_t row_bytes = (uint64_t)row_floats * sizeof(float);
 	uint32_t n_done = 0;
 
+	if (row_floats == 0)
+		return tqkv_fail(err, TQKV_BAD_ARG, "rows of 0 numbers");
 	while (n_done < n_rows) {
 		struct info_call call = {
 			.pool = pool,

@@ -147,6 +147,11 @@ bool tqkv_pool_json_differs(const char *expected, const char *got, char *text, s
 	struct scan scan;
 	char path[128];
 
+	if (!expected || !got) {
+		if (text && text_bytes_max > 0)
+			snprintf(text, text_bytes_max, "there is no text of a pool");
+		return true;
+	}
 	while (expected[n_common] != '\0' && expected[n_common] == got[n_common])
 		n_common++;
 	if (expected[n_common] == '\0' && got[n_common] == '\0')

@@ -84,6 +84,9 @@ enum tqkv_status tqkv_publish(struct tqkv_session *session, uint64_t sequence,
 	const struct tqkv_prefix *prefix, uint32_t timeout_ms, struct tqkv_prefix_result *result,
 	struct tqkv_error *err)
 {
+	if (!session || !prefix || !result)
+		return tqkv_fail_null(err, "session, prefix, result");
+
 	const enum tqkv_status status = check(session, prefix, err);
 
 	if (status != TQKV_OK)
@@ -97,6 +100,9 @@ enum tqkv_status tqkv_publish(struct tqkv_session *session, uint64_t sequence,
 enum tqkv_status tqkv_match(struct tqkv_session *session, uint64_t sequence, const struct tqkv_prefix *prefix,
 	uint32_t timeout_ms, struct tqkv_prefix_result *result, struct tqkv_error *err)
 {
+	if (!session || !prefix || !result)
+		return tqkv_fail_null(err, "session, prefix, result");
+
 	const uint32_t flags =
 		(sequence == 0 ? KVP_PREFIX_PROBE : 0u) | (prefix->is_evictable ? KVP_PREFIX_EVICTABLE : 0u);
 	enum tqkv_status status = check(session, prefix, err);
@@ -105,10 +111,13 @@ enum tqkv_status tqkv_match(struct tqkv_session *session, uint64_t sequence, con
 		return status;
 
 	struct prefix_call call = call_of(prefix, sequence, flags);
+	struct tqkv_error error;
 
 	call.req.ttl_ms = 0;
-	status = run(session, KVP_OP_MATCH, &call, timeout_ms, result, err);
-	if (status != TQKV_NOT_FOUND || err->is_local)
+	status = run(session, KVP_OP_MATCH, &call, timeout_ms, result, &error);
+	if (status != TQKV_OK && err)
+		*err = error;
+	if (status != TQKV_NOT_FOUND || error.is_local)
 		return status;
 	*result = (struct tqkv_prefix_result){ 0 };
 	return TQKV_OK;

@@ -175,6 +175,9 @@ static enum tqkv_status transfer_all(struct transfer *transfer, const struct tqk
 enum tqkv_status tqkv_read(
 	struct tqkv_session *session, struct tqkv_read *read, uint32_t timeout_ms, struct tqkv_error *err)
 {
+	if (!session || !read)
+		return tqkv_fail_null(err, "session, read");
+
 	struct transfer transfer = {
 		.session = session,
 		.deadline_ns = tqkv_conn_deadline_ns(session->conn, timeout_ms),
@@ -206,6 +209,9 @@ enum tqkv_status tqkv_read(
 enum tqkv_status tqkv_submit_read(struct tqkv_session *session, const struct tqkv_read *read,
 	uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err)
 {
+	if (!session || !read)
+		return tqkv_fail_null(err, "session, read");
+
 	const bool is_packed = read->k_dtype == TQKV_PACKED || read->v_dtype == TQKV_PACKED;
 	struct tqkv_shape shape = read_shape;
 	enum tqkv_status status = check(session, read, err);

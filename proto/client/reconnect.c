@@ -180,6 +180,9 @@ static enum tqkv_status reconnect_once(struct tqkv_conn *conn, const struct tqkv
 enum tqkv_status tqkv_reconnect(struct tqkv_conn *conn, const struct tqkv_reconnect_params *params,
 	uint32_t timeout_ms, struct tqkv_reconnect_report *report, struct tqkv_error *err)
 {
+	if (!conn)
+		return tqkv_fail_null(err, "conn");
+
 	static const struct tqkv_reconnect_params no_params;
 	struct tqkv_reconnect_report unused;
 

@@ -107,6 +107,9 @@ static enum tqkv_status check_sizes(struct tqkv_rows_call *call, struct tqkv_err
 enum tqkv_status tqkv_rows_check(struct tqkv_session *session, enum tqkv_op op, const struct tqkv_rows *rows,
 	struct tqkv_rows_call *call, struct tqkv_error *err)
 {
+	if (!session || !rows)
+		return tqkv_fail_null(err, "session, rows");
+
 	enum tqkv_status status = tqkv_session_check(session, err);
 
 	*call = (struct tqkv_rows_call){ .session = session, .rows = rows, .op = op };

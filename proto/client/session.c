@@ -8,6 +8,9 @@
 
 enum tqkv_status tqkv_session_check(const struct tqkv_session *session, struct tqkv_error *err)
 {
+	if (!session)
+		return tqkv_fail_null(err, "session");
+
 	switch (session->lost) {
 	case TQKV_OK:
 		return TQKV_OK;
@@ -128,6 +131,9 @@ static enum tqkv_status open_or_attach(struct tqkv_conn *conn, uint16_t opcode,
 	const struct tqkv_open_params *params, uint32_t timeout_ms, struct tqkv_session **out,
 	struct tqkv_error *err)
 {
+	if (!conn || !params || !out)
+		return tqkv_fail_null(err, "conn, params, out");
+
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(conn, timeout_ms);
 	struct open_call call;
 	struct kvp_open_reply open;
@@ -236,17 +242,17 @@ enum tqkv_status tqkv_close(struct tqkv_session *session, uint32_t timeout_ms, s
 
 const struct tqkv_session_info *tqkv_session_info(const struct tqkv_session *session)
 {
-	return &session->info;
+	return session ? &session->info : NULL;
 }
 
 struct tqkv_conn *tqkv_session_conn(const struct tqkv_session *session)
 {
-	return session->conn;
+	return session ? session->conn : NULL;
 }
 
 const char *tqkv_session_name(const struct tqkv_session *session)
 {
-	return session->name[0] ? session->name : NULL;
+	return session && session->name[0] ? session->name : NULL;
 }
 
 /* ---- TELL ---- */
@@ -283,6 +289,9 @@ enum tqkv_status tqkv_tell(struct tqkv_session *session, uint64_t sequence_from,
 	struct tqkv_sequence *sequences, uint32_t *lengths, uint32_t *n_out, uint64_t *next_sequence,
 	uint32_t timeout_ms, struct tqkv_error *err)
 {
+	if (!session || (n_max > 0 && !sequences) || !n_out || !next_sequence)
+		return tqkv_fail_null(err, "session, sequences, n_out, next_sequence");
+
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(session->conn, timeout_ms);
 	const uint32_t n_layers = session->info.n_layers;
 	uint64_t from = sequence_from;
@@ -320,6 +329,9 @@ enum tqkv_status tqkv_tell(struct tqkv_session *session, uint64_t sequence_from,
 enum tqkv_status tqkv_submit_tell(struct tqkv_session *session, uint64_t sequence_from, uint32_t n_max,
 	bool per_layer, uint32_t timeout_ms, uint64_t *request_id, struct tqkv_error *err)
 {
+	if (!session)
+		return tqkv_fail_null(err, "session");
+
 	const struct kvp_tell_req tell = tell_req(session, sequence_from, n_max, per_layer);
 	struct tqkv_shape shape = tell_shape;
 
@@ -332,6 +344,9 @@ enum tqkv_status tqkv_submit_tell(struct tqkv_session *session, uint64_t sequenc
 enum tqkv_status tqkv_ping(
 	struct tqkv_conn *conn, struct tqkv_session *session, uint32_t timeout_ms, struct tqkv_error *err)
 {
+	if (!conn)
+		return tqkv_fail_null(err, "conn");
+
 	const struct tqkv_shape shape = { .opcode = KVP_OP_PING };
 	const int64_t deadline_ns = tqkv_conn_deadline_ns(conn, timeout_ms);
 	struct tqkv_reply reply;
@@ -369,6 +384,9 @@ static void fill_echo(struct tqkv_request *request, const void *arg)
 enum tqkv_status tqkv_echo(struct tqkv_conn *conn, const void *payload, size_t payload_bytes,
 	void *reply_payload, size_t reply_bytes, uint32_t timeout_ms, struct tqkv_error *err)
 {
+	if (!conn || (payload_bytes > 0 && !payload) || (reply_bytes > 0 && !reply_payload))
+		return tqkv_fail_null(err, "conn, payload, reply");
+
 	const struct echo_call call = { payload, payload_bytes, reply_bytes };
 	const struct tqkv_shape shape = {
 		.opcode = KVP_OP_PING,
@@ -398,6 +416,9 @@ static void fill_cancel(struct tqkv_request *request, const void *arg)
 enum tqkv_status tqkv_cancel(struct tqkv_conn *conn, uint64_t request_id, uint32_t timeout_ms,
 	enum tqkv_cancel_outcome *outcome, struct tqkv_error *err)
 {
+	if (!conn || !outcome)
+		return tqkv_fail_null(err, "conn, outcome");
+
 	const struct tqkv_shape shape = { .opcode = KVP_OP_CANCEL, .op_bytes = KVP_BYTES(cancel_req) };
 	struct tqkv_reply reply;
 	union tqkv_reply_op op;

@@ -67,6 +67,9 @@ static void fill_slots(struct tqkv_request *request, const void *arg)
 enum tqkv_status tqkv_update_slots(struct tqkv_session *session, const struct tqkv_slots *slots,
 	uint32_t timeout_ms, uint32_t *bad_row, struct tqkv_error *err)
 {
+	if (!session || !slots)
+		return tqkv_fail_null(err, "session, slots");
+
 	const uint64_t v_off = aligned(slots->k_bytes), slots_off = v_off + aligned(slots->v_bytes);
 	const bool is_packed = slots->k_dtype == TQKV_PACKED || slots->v_dtype == TQKV_PACKED;
 	struct tqkv_reply reply;
@@ -115,6 +118,9 @@ static void fill_table(struct tqkv_request *request, const void *arg)
 enum tqkv_status tqkv_decode_table(struct tqkv_session *session, const struct tqkv_table *table,
 	uint32_t timeout_ms, uint32_t *bad_row, struct tqkv_error *err)
 {
+	if (!session || !table)
+		return tqkv_fail_null(err, "session, table");
+
 	const struct tqkv_session_info *info = tqkv_session_info(session);
 	const uint64_t n_q = (uint64_t)table->n_sequences * table->q_len;
 	const uint64_t q_bytes = n_q * info->q_heads * info->k_head_dim * kvp_dtype_bytes(table->q_dtype);

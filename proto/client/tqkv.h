@@ -16,6 +16,7 @@
  *
  * Errors: the call's status is returned and told in `err` (may be NULL). Outputs are untouched on failure
  * unless a comment says otherwise. TQKV_IO_ERROR: the connection is lost; see tqkv_reconnect().
+ * A pointer that may not be NULL and is: BAD_ARG. Buffers of rows are as long as the caller says.
  *
  * Memory: inputs are copied before a call returns. Rows are little-endian; so must the machine be.
  *
