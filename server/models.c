@@ -1,6 +1,8 @@
 #include "server/models.h"
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 #include <strings.h>
 
 #include "core/checked.h"
@@ -51,10 +53,27 @@ const struct srv_model srv_models[] = {
 };
 const uint32_t srv_models_length = KV_LENGTH(srv_models);
 
+/* What was done to a model after its training leaves its geometry as it is. */
+static bool is_variant(const char *suffix)
+{
+	static const char *const known[] = { "", "-instruct", "-it", "-chat", "-base", "-hf", "-chat-hf" };
+
+	for (size_t i = 0; i < KV_LENGTH(known); i++)
+		if (strcasecmp(known[i], suffix) == 0)
+			return true;
+	return false;
+}
+
 const struct srv_model *srv_model_find(const char *name)
 {
+	const char *slash = strrchr(name, '/');
+
+	if (slash)
+		name = slash + 1;
 	for (uint32_t i = 0; i < srv_models_length; i++) {
-		if (strcasecmp(srv_models[i].name, name) == 0)
+		const size_t n = strlen(srv_models[i].name);
+
+		if (strncasecmp(srv_models[i].name, name, n) == 0 && is_variant(name + n))
 			return &srv_models[i];
 	}
 	return NULL;

@@ -17,7 +17,8 @@ struct srv_model {
 extern const struct srv_model srv_models[];
 extern const uint32_t srv_models_length;
 
-/* NULL when it is not known. Case does not matter. */
+/* NULL when it is not known. Neither case matters nor what stands before a '/', nor "-Instruct" and its like.
+ */
 const struct srv_model *srv_model_find(const char *name);
 
 #endif

@@ -269,7 +269,9 @@ static void print_pool(const json_t *pool, uint64_t n_blocks)
 		else if (member)
 			printf(",%s=%llu", members[i], (unsigned long long)json_integer_value(member));
 	}
-	printf(",blocks=%llu\n", (unsigned long long)n_blocks);
+	printf(",blocks=%llu\n"
+	       "            with scale, window, softcap, sinks and alibi as the model has them\n",
+		(unsigned long long)n_blocks);
 }
 
 static void print_plan(const struct srv_ctl *ctl, const json_t *ask, const json_t *plan)
@@ -350,7 +352,7 @@ const struct srv_command srv_cmd_plan = {
 	.details = "Asks the daemon, so that its memory and its device count; --offline works it out here. "
 		   "Times are bounds\n"
 		   "from below: bytes over bandwidth, without arithmetic, launches and round trips. The last "
-		   "line is the\n"
+		   "lines are the\n"
 		   "pool that holds what was asked, for tqkvd --pool and 'tqkvctl pools create'.",
 	.args = args,
 	.n_args = N_ARGS,
