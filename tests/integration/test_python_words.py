@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -82,6 +83,12 @@ class Words(unittest.TestCase):
 
     def test_a_session_that_is_not_there_is_named(self):
         self.told(Status.NOT_FOUND, 'no session "nobody"', self.client.attach, "nobody")
+
+    def test_a_lease_that_ran_out_says_what_renews_one(self):
+        session = self.client.open("tq4", "silent", lease_ms=50)
+        time.sleep(0.4)
+        for call, args in ((session.read, (1, 0)), (session.append, (1, 0, *self.rows(1))), (self.client.attach, ("silent",))):
+            self.told(Status.SESSION_EXPIRED, "the session's lease ran out; any call renews it, ping() too", call, *args)
 
     def test_limits_are_told_with_their_size(self):
         with self.client.open("tq4", tokens_max=10, sequences_max=1) as session:

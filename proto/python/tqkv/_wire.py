@@ -248,6 +248,8 @@ def error_of(frame):
     name = f"{TqkvError(header.status).status_name}: "
     if detail.startswith(name):  # the exception's text begins with it anyway
         detail = detail[len(name):]
+    if header.status == Status.SESSION_EXPIRED:
+        detail = (detail or status_text(header.status)) + "; any call renews it, ping() too, and open(lease_ms=) asks for more"
     return TqkvError(
         header.status, detail or status_text(header.status),
         scope=SCOPES[error.scope] if 0 < error.scope < len(SCOPES) else None,
