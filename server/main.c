@@ -58,29 +58,46 @@ static void catch_signals(void)
 	signal(SIGPIPE, SIG_IGN);
 }
 
-/* One descriptor per connection: as many as the system lets us have. */
-static void raise_descriptor_limit(const struct srv_options *options)
+#define SPARE_DESCRIPTORS 256u /* of what is no connection of the data port: files, the control API */
+
+/*
+ * One descriptor per connection: as many as the system lets us have. Fewer than asked for: how many
+ * connections there may be, so that peers that fill the data port leave the control API and snapshots what
+ * they need.
+ */
+static uint32_t raise_descriptor_limit(const struct srv_options *options)
 {
 	struct rlimit limit;
-	const rlim_t wanted = (rlim_t)options->connections_max + 256;
+	const rlim_t wanted = (rlim_t)options->connections_max + SPARE_DESCRIPTORS;
 
 	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
-		return;
+		return options->connections_max;
+
+	const rlim_t before = limit.rlim_cur;
+
 	limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
-	if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < wanted)
-		srv_log(SRV_LOG_WARNING, "descriptors limited to %llu, connections_max %u cannot be reached",
-			(unsigned long long)limit.rlim_cur, options->connections_max);
+	if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+		limit.rlim_cur = before;
+	if (limit.rlim_cur >= wanted)
+		return options->connections_max;
+
+	const rlim_t spare = limit.rlim_cur < 2 * SPARE_DESCRIPTORS ? limit.rlim_cur / 2 : SPARE_DESCRIPTORS;
+	const uint32_t n_max = limit.rlim_cur - spare > 1 ? (uint32_t)(limit.rlim_cur - spare) : 1;
+
+	srv_log(SRV_LOG_WARNING,
+		"descriptors limited to %llu: %u connections at a time instead of connections_max %u",
+		(unsigned long long)limit.rlim_cur, n_max, options->connections_max);
+	return n_max;
 }
 
-static enum kv_status choose_io(const struct srv_options *options, struct kv_io **out, char *reason,
-	size_t n_bytes, struct kv_error *err)
+static enum kv_status choose_io(const struct srv_options *options, uint32_t connections_max,
+	struct kv_io **out, char *reason, size_t n_bytes, struct kv_error *err)
 {
 	struct kv_error denied = { 0 };
 	enum kv_status status;
 
 	if (options->io != SRV_IO_EPOLL) {
-		status = srv_io_uring_create(
-			options->read_ahead_buffers, options->connections_max, out, &denied);
+		status = srv_io_uring_create(options->read_ahead_buffers, connections_max, out, &denied);
 		if (status == KV_OK) {
 			snprintf(reason, n_bytes, "%s",
 				options->io == SRV_IO_AUTO ? "available" : "asked for");
@@ -91,7 +108,7 @@ static enum kv_status choose_io(const struct srv_options *options, struct kv_io 
 		srv_log(SRV_LOG_WARNING, "using epoll: %s", denied.msg);
 	}
 	snprintf(reason, n_bytes, "%.150s", options->io == SRV_IO_EPOLL ? "asked for" : denied.msg);
-	return srv_io_epoll_create(options->read_ahead_buffers, options->connections_max, out, err);
+	return srv_io_epoll_create(options->read_ahead_buffers, connections_max, out, err);
 }
 
 static enum kv_status choose_backend(const struct srv_options *options, struct kv_backend **out, char *reason,
@@ -218,12 +235,13 @@ static enum kv_status start(struct parts *parts, struct kv_error *err)
 	struct srv_seams seams = { .clock = kv_clock_system(), .random = kv_random_system() };
 	enum kv_status status;
 
-	raise_descriptor_limit(options);
+	const uint32_t connections_max = raise_descriptor_limit(options);
+
 	if ((status = srv_mailbox_init(&parts->mailbox, err)) != KV_OK)
 		return status;
 	wake_fd = parts->mailbox.event_fd;
-	if ((status = choose_io(options, &parts->io, parts->io_reason, sizeof(parts->io_reason), err)) !=
-		KV_OK)
+	if ((status = choose_io(options, connections_max, &parts->io, parts->io_reason,
+		     sizeof(parts->io_reason), err)) != KV_OK)
 		return status;
 	if ((status = choose_backend(options, &parts->backend, parts->backend_reason,
 		     sizeof(parts->backend_reason), err)) != KV_OK)

@@ -275,6 +275,24 @@ class Process(unittest.TestCase):
                 blocks = daemon.get("/v1/occupancy")["totals"]["blocks"]
                 self.assertEqual(blocks["total"] - blocks["free"], 1)
 
+    def test_peers_that_use_up_the_descriptors_leave_some_for_the_operator(self):
+        few = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
+        with Daemon("--hello-timeout-ms", "60000", wrapper=few) as daemon:
+            self.assertIn("descriptors limited to 64: 32 connections at a time", daemon.log())
+            peers = [frames.Raw(daemon.tcp) for _ in range(100)]
+            self.assertEqual(sum(self.is_open(peer) for peer in peers), 32)
+            self.assertEqual(daemon.get("/v1/info")["pid"], daemon.process.pid)
+            for peer in peers:
+                peer.close()
+
+    def is_open(self, peer):
+        """Whether the daemon kept it: what it refuses it closes as it accepts it, and it takes them in order."""
+        try:
+            peer.send(frames.hello())
+            return peer.reply().status == 0
+        except (EOFError, ConnectionError):
+            return False
+
     def test_a_fresh_daemon_is_small(self):
         """Resident memory minus pools minus slots is at most 64 MiB; the daemon prints both."""
         with Daemon("--pool", DEMO) as daemon:

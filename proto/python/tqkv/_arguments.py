@@ -17,6 +17,24 @@ def whole(what, value, low, high):
     return int(value)
 
 
+def seconds(what, value):
+    """A float; infinite is 30 years."""
+    try:
+        value = float(value)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"{what} is {value!r}, expected seconds") from None
+    if value != value:
+        raise ArgumentError(f"{what} is {value}, expected seconds")
+    return max(min(value, 1e9), -1e9)
+
+
+def encoded(what, text):
+    try:
+        return text.encode() if isinstance(text, str) else bytes(text)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{what} is {text!r}: {error}") from None
+
+
 def rotated_flags(q_rotated, out_rotated):
     return (wire.ROWS_Q_ROTATED if q_rotated else 0) | (wire.ROWS_OUT_ROTATED if out_rotated else 0)
 

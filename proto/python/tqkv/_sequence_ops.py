@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import _wire as wire
-from ._arguments import POSITION_MAX, sequence_id, sequence_ids, whole
+from ._arguments import POSITION_MAX, encoded, sequence_id, sequence_ids, whole
 from ._rows import Item
 from .errors import ArgumentError, ArgumentTypeError, Status, TqkvError
 
@@ -81,7 +81,7 @@ class SequenceOps:
             raise ArgumentError(f"tokens have shape {ids.shape} and dtype {ids.dtype}, expected a list of whole numbers")
         if ids.min() < 0 or ids.max() > 0xFFFFFFFF:
             raise ArgumentError("a token id leaves 32 bits")
-        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in (adapter, salt)]
+        texts = [encoded("adapter or salt", text) for text in (adapter, salt)]
         if max(map(len, texts)) > wire.PREFIX_TEXT_BYTES_MAX:
             raise ArgumentError(f"adapter and salt have at most {wire.PREFIX_TEXT_BYTES_MAX} bytes")
         packed = wire.LAYOUTS["prefix_req"].pack(

@@ -7,7 +7,7 @@ from collections import namedtuple
 import numpy as np
 
 from . import _wire as wire
-from ._arguments import whole
+from ._arguments import encoded, seconds, whole
 from ._connection import Connection, now
 from ._rows import WINDOW_FRAMES, Backoff
 from .codec import PoolCodec
@@ -81,14 +81,14 @@ class Client:
         if address is None:
             address = os.environ.get("TQKV_ADDR") or DEFAULT_ADDRESS
         token = os.environ.get("TQKV_TOKEN", "") if token is None else token
-        self.timeout, self.connect_timeout = float(timeout), float(connect_timeout)
+        self.timeout, self.connect_timeout = seconds("timeout", timeout), seconds("connect_timeout", connect_timeout)
         self.retry = retry
-        self._backoff = float(backoff_first), float(backoff_max)
+        self._backoff = seconds("backoff_first", backoff_first), seconds("backoff_max", backoff_max)
         if not 0 <= self._backoff[0] <= self._backoff[1]:
             raise ArgumentError(f"backoff_first {backoff_first} and backoff_max {backoff_max}: expected 0 or more, and "
                                 "no more than the second")
-        self._name = name.encode() if isinstance(name, str) else bytes(name)
-        self._token = token.encode() if isinstance(token, str) else bytes(token)
+        self._name = encoded("name", name)
+        self._token = encoded("token", token)
         if len(self._name) > 64 or len(self._token) > 512:
             raise ArgumentError("name has at most 64 bytes, token 512")
         self._sessions = []
@@ -176,7 +176,7 @@ class Client:
         return self._backoff if self.retry else None
 
     def _deadline(self, timeout):
-        return now() + (self.timeout if timeout is None else float(timeout))
+        return now() + (self.timeout if timeout is None else seconds("timeout", timeout))
 
     def _submit(self, opcode, op, payload=b"", *, session=0, deadline, tell_deadline=True, on_done=None):
         """A frame without items."""
@@ -254,7 +254,7 @@ class Client:
     def echo(self, payload, reply_bytes=None, timeout=None):
         """Sends bytes through the path of a row operation and gets reply_bytes of them back, zeros appended."""
         payload = bytes(payload)
-        n = len(payload) if reply_bytes is None else int(reply_bytes)
+        n = len(payload) if reply_bytes is None else whole("reply_bytes", reply_bytes, 0, (1 << 63) - 1)
         op = wire.LAYOUTS["ping_req"].pack(reply_payload_bytes=n)
         reply = self._call(wire.PING, op, payload, deadline=self._deadline(timeout))
         return bytes(reply.payload[:n])
@@ -262,7 +262,7 @@ class Client:
     # ---- pools ----
 
     def _pool_info(self, name, index, what, layer, row_first, deadline):
-        name = name.encode()
+        name = encoded("the pool's name", name)
         op = wire.LAYOUTS["pool_info_req"].pack(pool_name_bytes=len(name), what=what, index=index, layer=layer,
                                                 row_first=row_first)
         request = None
@@ -445,7 +445,7 @@ class Client:
         for what, name in (("pool", pool), ("session", session)):
             if not isinstance(name, str):
                 raise ArgumentTypeError(f"{what} is {name!r}, expected a name")
-        pool, session = pool.encode(), session.encode()
+        pool, session = encoded("the pool's name", pool), encoded("the session's name", session)
         if len(pool) > 64 or (opcode == wire.OPEN and not pool):
             raise ArgumentError(f"the pool's name has {len(pool)} bytes, expected 1 to 64")
         if len(session) > 128 or (opcode == wire.ATTACH and not session):

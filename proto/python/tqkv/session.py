@@ -34,6 +34,7 @@ Sequence.__doc__ = """One sequence as the server tells it.
 
 lengths has one number per layer. state: "resident", "spilled" or "evicted".
 """
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 STATES = ("resident", "spilled", "evicted")
 
 
@@ -281,8 +282,8 @@ class Session(SequenceOps):
                 raise ArgumentError(f"sequence {item.sequence}: {item.q_len} queries, the server takes "
                                     f"{self._client.server.q_len_max} per call (q_len_max)")
         scale = float(scale)
-        if not 0 <= scale < float("inf"):
-            raise ArgumentError(f"scale is {scale}, expected a positive number or 0 for the pool's")
+        if not 0 <= scale <= FLOAT32_MAX:
+            raise ArgumentError(f"scale is {scale}, expected a positive number of float32, or 0 for the pool's")
         return Call(self._client._connection, self.geometry, self.handle, op, items, layer_first=layer_first,
                     limits=(self.tokens_max, self.sequences_max),
                     n_layers=n_layers, k_dtype=used["k"], v_dtype=used["v"], q_dtype=used["q"],
