@@ -82,8 +82,8 @@ INLINE struct asking begin_asking(const struct kv_fast_part *part, const struct 
 		ahead->slot_bytes / 256;
 	for (; run + 1 < STEP / KV_FAST_RUN_TOKENS && at >= ahead->run_bytes; run++)
 		at -= ahead->run_bytes;
-	if (!ahead->runs[run])
-		return (struct asking){ NULL, 0, 0 };
+	if (!ahead->runs[run]) /* no lines, or again and again one that is there */
+		return (struct asking){ rows->rows[first], 0, 0 };
 
 	const uint32_t step = (uint32_t)(n_slots * ahead->slot_bytes / 256 / n_turns);
 
@@ -94,6 +94,18 @@ INLINE void ask(struct asking *asking)
 {
 	for (uint32_t i = 0; i < asking->n_lines; i++)
 		__builtin_prefetch(asking->at + (size_t)i * 64, 0, 2);
+	asking->at += asking->step;
+}
+
+/* The same where a turn has two lines in most pools: a loop in a kernel's loop takes longer than these. */
+INLINE void ask_two(struct asking *asking)
+{
+	__builtin_prefetch(asking->at, 0, 2);
+	__builtin_prefetch(asking->at + 64, 0, 2);
+	if (__builtin_expect(asking->n_lines > 2, 0)) {
+		for (uint32_t i = 2; i < asking->n_lines; i++)
+			__builtin_prefetch(asking->at + (size_t)i * 64, 0, 2);
+	}
 	asking->at += asking->step;
 }
 

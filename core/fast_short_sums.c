@@ -202,7 +202,10 @@ INLINE void add_blocks(struct short_sums *blocks, uint32_t n_blocks, const struc
 	}
 }
 
-/* Half `half` of the codes of 64 channels: four registers of slots. */
+/*
+ * Half `half` of the codes of 64 channels: four registers of slots. What comes next is asked for along the
+ * first half, which waits for its rows anyway; the other one has them in the first-level cache.
+ */
 INLINE void sum_rows(const struct kv_fast_part *part, const struct lookup *lookup,
 	const struct kv_fast_rows *rows, uint32_t offset, const struct weights *weights,
 	const uint32_t n_queries, const uint32_t half, float *const *sums, uint32_t slot)
@@ -214,17 +217,18 @@ INLINE void sum_rows(const struct kv_fast_part *part, const struct lookup *looku
 	expand_codes(lookup,
 		codes_at(load_words((const int16_t *)(const void *)(rows->rows[0] + offset)), half), values);
 	for (uint32_t first = 0; first < n; first += TOKENS) {
-		struct asking asking =
-			begin_asking(part, rows, first, slot, CODES_AT_ONCE / 2, TOKENS / 4 + 1);
+		struct asking asking = begin_asking(part, rows, first, slot, CODES_AT_ONCE, TOKENS / 4 + 1);
 		__m256i totals[KV_FAST_QUERIES_MAX][2] = { 0 };
 
-		ask(&asking);
+		if (half == 0)
+			ask_two(&asking);
 		/* Tokens beyond the last have rows, and no weight. */
 		for (uint32_t t = 0; t < TOKENS; t += 4) {
 			const uint8_t *const *from = rows->rows + first + t;
 			const uint8_t *const *after = first + t + 4 < n ? from + 4 : rows->rows;
 
-			ask(&asking);
+			if (half == 0)
+				ask_two(&asking);
 			UNROLL
 			for (uint32_t i = 1; i <= 4; i++) {
 				const uint8_t *next = (i < 4 ? from[i] : *after) + offset;
