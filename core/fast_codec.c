@@ -289,16 +289,23 @@ bool kv_fast_side_init(struct kv_fast_side *side, const struct kv_row_codec *cod
 	return true;
 }
 
+/* Sums of which none waits for the one before. */
+#define CHAINS 8u
+
 /* Rounds the slots of one part to integers whose magnitudes and their sum are bounded. */
 static float round_slots(const float *values, uint32_t n, int32_t sum_max, int16_t *codes)
 {
-	float largest = 0, sum = 0;
+	float largests[CHAINS] = { 0 }, sums[CHAINS] = { 0 }, largest = 0, sum = 0;
 
 	for (uint32_t s = 0; s < n; s++) {
-		const float size = fabsf(values[s]);
+		const float size = fabsf(values[s]), before = largests[s % CHAINS];
 
-		largest = size > largest ? size : largest;
-		sum += size;
+		largests[s % CHAINS] = size > before ? size : before;
+		sums[s % CHAINS] += size;
+	}
+	for (uint32_t i = 0; i < CHAINS; i++) {
+		largest = largests[i] > largest ? largests[i] : largest;
+		sum += sums[i];
 	}
 	if (!(largest > 0)) {
 		memset(codes, 0, n * sizeof(*codes));
@@ -382,23 +389,25 @@ bool kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, 
 	float *numbers, float *units, float *sums)
 {
 	float values[KV_FAST_SLOTS_MAX];
-	double most = 0;
+	double mosts[CHAINS] = { 0 }, most = 0;
 
 	for (uint32_t p = 0; p < side->n_parts; p++) {
 		const struct kv_fast_part *part = &side->parts[p];
 		/* Of bits the slots that tables will take are more than there are channels. */
 		const uint32_t n = part->kind == KV_FAST_BITS ? part->n : part->n_slots;
-		double sum = 0;
+		double chains[CHAINS] = { 0 }, sum = 0;
 
 		for (uint32_t i = 0; i < n; i++) {
 			const uint32_t s = part->slot + i, at = side->prepared_of[s];
-
 			const double value = at == KV_FAST_SLOT_NONE ? 0 : q_prepared[at] * scale;
+			const double size = fabs(value), before = mosts[i % CHAINS];
 
 			values[i] = (float)value * side->factor_of[s];
-			sum += (double)values[i];
-			most = fmax(most, fabs(value));
+			chains[i % CHAINS] += (double)values[i];
+			mosts[i % CHAINS] = size > before ? size : before;
 		}
+		for (uint32_t i = 0; i < CHAINS; i++)
+			sum += chains[i];
 		sums[p] = (float)sum;
 		if (part->kind == KV_FAST_NUMBERS) {
 			memcpy(numbers + part->slot, values, n * sizeof(*numbers));
@@ -410,6 +419,8 @@ bool kv_fast_prepare(const struct kv_fast_side *side, const double *q_prepared, 
 				part->table_scale * round_slots(values, n, part->sum_max, codes + part->slot);
 		}
 	}
+	for (uint32_t i = 0; i < CHAINS; i++)
+		most = mosts[i] > most ? mosts[i] : most;
 	return most == 0 || (most >= SCALED_QUERY_MIN && most <= SCALED_QUERY_MAX);
 }
 

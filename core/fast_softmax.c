@@ -4,7 +4,8 @@
 /* Adding it rounds to a whole number, which then stands in the low bits. */
 #define ROUNDING 0x1.8p23f
 
-#define EXP_AT_ONCE (TOKENS / LANES)
+#define MAX_AT_ONCE (TOKENS / LANES)
+#define EXP_AT_ONCE 2u /* registers: sixteen hold them all */
 
 /*
  * 2^(value - max) where the value is at most the maximum, with a relative error below 2^-22: 2^n times a
@@ -53,26 +54,26 @@ INLINE f32_lanes exp2_lanes(f32_lanes x)
 
 float OF_SET(kv_fast_max)(const float *values, uint32_t n)
 {
-	f32_lanes max[EXP_AT_ONCE];
+	f32_lanes max[MAX_AT_ONCE];
 
 	UNROLL
-	for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
+	for (uint32_t i = 0; i < MAX_AT_ONCE; i++)
 		max[i] = load_f32(values + (size_t)i * LANES);
 	for (uint32_t first = TOKENS; first < n; first += TOKENS) {
 		UNROLL
-		for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
+		for (uint32_t i = 0; i < MAX_AT_ONCE; i++)
 			max[i] = greater(max[i], load_f32(values + first + (size_t)i * LANES));
 	}
-	for (uint32_t i = 1; i < EXP_AT_ONCE; i++)
+	for (uint32_t i = 1; i < MAX_AT_ONCE; i++)
 		max[0] = greater(max[0], max[i]);
 	return greatest_lane(max[0]);
 }
 
 float OF_SET(kv_fast_exp2_sum)(float *values, uint32_t n, float max)
 {
-	f32_lanes sum = { 0 };
+	f32_lanes sums[EXP_AT_ONCE] = { 0 };
 
-	for (uint32_t first = 0; first < n; first += TOKENS) {
+	for (uint32_t first = 0; first < n; first += EXP_AT_ONCE * LANES) {
 		f32_lanes weights[EXP_AT_ONCE];
 
 		UNROLL
@@ -80,13 +81,12 @@ float OF_SET(kv_fast_exp2_sum)(float *values, uint32_t n, float max)
 			weights[i] = load_f32(values + first + (size_t)i * LANES);
 		exp2_each(weights, max, EXP_AT_ONCE);
 		UNROLL
-		for (uint32_t i = 0; i < EXP_AT_ONCE; i++)
+		for (uint32_t i = 0; i < EXP_AT_ONCE; i++) {
 			store_f32(weights[i], values + first + (size_t)i * LANES);
-		UNROLL
-		for (uint32_t i = 0; i < EXP_AT_ONCE; i += 2)
-			sum += weights[i] + weights[i + 1];
+			sums[i] += weights[i];
+		}
 	}
-	return sum_of_lanes(sum);
+	return sum_of_lanes(sums[0] + sums[1]);
 }
 
 /*

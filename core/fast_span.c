@@ -15,6 +15,8 @@ struct pass {
 	uint32_t head_first, n_heads, query_first, n_queries;
 	uint32_t n_filled; /* n_queries, filled up to what the kernels take */
 	struct kv_fast_scratch *scratch;
+	float softcap;
+	uint64_t next_partial; /* bytes from a partial to the same one of the next span, 0 if there is none */
 };
 
 /* Where rows are, in pages or in ring blocks, and what of a pass goes with them. */
@@ -134,15 +136,17 @@ static void find_rows(const struct kv_row_view *view, const struct step *step, u
 
 	for (uint32_t n = 0; n < n_of(step); n += KV_FAST_RUN_TOKENS) {
 		const uint32_t t = step->begin + n;
-		const bool is_there = t < step->hi && t + KV_FAST_RUN_TOKENS > step->lo;
-		const uint8_t *row = is_there ? kv_row_view_at(view, t) : some;
+		const uint8_t **run = rows->rows + n;
 
-		for (uint32_t i = 0; i < KV_FAST_RUN_TOKENS; i++, row += is_there ? view->token_bytes : 0)
-			rows->rows[n + i] = row;
-		for (uint32_t i = 0; is_there && i < KV_FAST_RUN_TOKENS; i++) {
-			if (t + i < step->lo || t + i >= step->hi)
-				rows->rows[n + i] = some;
+		if (t >= step->lo && t + KV_FAST_RUN_TOKENS <= step->hi) {
+			const uint8_t *first = kv_row_view_at(view, t);
+
+			for (uint32_t i = 0; i < KV_FAST_RUN_TOKENS; i++)
+				run[i] = first + i * view->token_bytes;
+			continue;
 		}
+		for (uint32_t i = 0; i < KV_FAST_RUN_TOKENS; i++)
+			run[i] = t + i >= step->lo && t + i < step->hi ? kv_row_view_at(view, t + i) : some;
 	}
 	rows->n_rows = step->hi - step->begin;
 	rows->offset = head * row_bytes;
@@ -234,22 +238,54 @@ static void scale_sums(const struct kv_fast_kernels *kernels, float *sums, uint3
 		memset(sums, 0, n_slots * sizeof(*sums));
 }
 
-/* Turns logits into weights against the running maximum; false when the query sees none of these tokens. */
-static bool weigh(const struct pass *pass, const struct step *step, uint32_t seat_idx)
+#define ASKED_BYTES 128u
+
+/*
+ * From a partial to what of the same one of the next span is asked for in this step, to be written to: the
+ * next span begins with zeros there, and by then these lines are far away. Without a next span its own.
+ */
+static uint64_t next_part(const struct pass *pass, const struct step *step)
+{
+	const struct kv_fast_task *task = pass->task;
+	const uint32_t n_parts =
+		kv_div_up_u32((uint32_t)kv_fast_partial_bytes(task->pool, task->layer), ASKED_BYTES);
+
+	return pass->next_partial + step->begin / task->layer->step_tokens % n_parts * ASKED_BYTES;
+}
+
+/* The running maximum of a query has become `max`. */
+static void raise_max(const struct pass *pass, uint32_t seat_idx, float max)
+{
+	const struct kv_fast_side *v = &pass->task->layer->v;
+	const struct kv_fast_kernels *kernels = pass->task->pool->kernels;
+	struct kv_fast_partial *partial = pass->scratch->seats[seat_idx].partial;
+
+	if (!isinf(partial->max)) { /* else all sums are zero */
+		const float shrink = exp2f(partial->max - max);
+
+		partial->sum *= shrink;
+		for (uint32_t p = 0; p < v->n_parts; p++)
+			partial->zeros[p] *= shrink;
+		scale_sums(kernels, pass->scratch->paged.sums[seat_idx], v->n_slots, shrink);
+		if (kv_fast_has_exact(pass->task))
+			scale_sums(kernels, pass->scratch->ring.sums[seat_idx],
+				pass->task->pool->exact_v.n_slots, shrink);
+	}
+	partial->max = max;
+}
+
+/* Finishes logits and moves the running maximum; false when the query sees none of these tokens. */
+static bool finish_logits(const struct pass *pass, const struct step *step, uint32_t seat_idx)
 {
 	const struct kv_fast_seat *seat = &pass->scratch->seats[seat_idx];
-	const struct kv_fast_side *v = &pass->task->layer->v;
 	const struct kv_fast_kernels *kernels = pass->task->pool->kernels;
 	struct kv_fast_partial *partial = seat->partial;
 	float *logits = pass->scratch->logits[seat_idx], max = -INFINITY;
 	const uint32_t n = n_of(step);
 
 	if (partial) {
-		const float softcap =
-			base_2(pass->task->pool->pages->spec->layers[pass->task->op->layer].softcap);
-
-		if (seat->offset != 0 || softcap > 0 || seat->slope != 0)
-			kernels->bend(logits, n, seat->offset, softcap, seat->slope,
+		if (seat->offset != 0 || pass->softcap > 0 || seat->slope != 0)
+			kernels->bend(logits, n, seat->offset, pass->softcap, seat->slope,
 				(float)((int64_t)step->begin - kv_fast_favoured(&seat->tokens, seat->slope)));
 		hide_unseen(seat, step, logits);
 		max = kernels->max(logits, n);
@@ -264,20 +300,32 @@ static bool weigh(const struct pass *pass, const struct step *step, uint32_t sea
 		memset(logits, 0, n * sizeof(*logits));
 		return false;
 	}
-	if (max > partial->max) {
-		const float shrink = isinf(partial->max) ? 0 : exp2f(partial->max - max);
-
-		partial->sum *= shrink;
-		for (uint32_t p = 0; p < v->n_parts; p++)
-			partial->zeros[p] *= shrink;
-		scale_sums(kernels, pass->scratch->paged.sums[seat_idx], v->n_slots, shrink);
-		if (kv_fast_has_exact(pass->task))
-			scale_sums(kernels, pass->scratch->ring.sums[seat_idx],
-				pass->task->pool->exact_v.n_slots, shrink);
-		partial->max = max;
-	}
-	partial->sum += kernels->exp2_sum(logits, n, partial->max);
+	if (max > partial->max)
+		raise_max(pass, seat_idx, max);
 	return true;
+}
+
+/* Turns logits of all queries into weights against their maxima; false when none sees these tokens. */
+static bool weigh_step(const struct pass *pass, const struct step *step)
+{
+	const struct kv_fast_kernels *kernels = pass->task->pool->kernels;
+	const uint64_t next = next_part(pass, step);
+	const uint32_t n_seats = pass->n_heads * pass->n_filled;
+	bool is_seen[KV_FAST_SEATS_MAX], has_any = false;
+
+	/* All maxima first, as exponentials of a query would wait for its own. */
+	for (uint32_t seat = 0; seat < n_seats; seat++)
+		has_any |= is_seen[seat] = finish_logits(pass, step, seat);
+	for (uint32_t seat = 0; seat < n_seats; seat++) {
+		struct kv_fast_partial *partial = pass->scratch->seats[seat].partial;
+
+		if (!is_seen[seat])
+			continue;
+		for (uint32_t at = 0; at < ASKED_BYTES; at += 64)
+			__builtin_prefetch((const uint8_t *)partial + next + at, 1);
+		partial->sum += kernels->exp2_sum(pass->scratch->logits[seat], n_of(step), partial->max);
+	}
+	return has_any;
 }
 
 static void accumulate_step(const struct pass *pass, const struct step *step)
@@ -302,12 +350,8 @@ static void accumulate_step(const struct pass *pass, const struct step *step)
 
 static void take_step(const struct pass *pass, const struct step *step)
 {
-	bool has_any = false;
-
 	score_step(pass, step);
-	for (uint32_t seat = 0; seat < pass->n_heads * pass->n_filled; seat++)
-		has_any |= weigh(pass, step, seat);
-	if (has_any)
+	if (weigh_step(pass, step))
 		accumulate_step(pass, step);
 }
 
@@ -362,6 +406,7 @@ static void take_piece(const struct pass *pass, uint32_t piece)
 void kv_fast_attend(const struct kv_fast_task *task, uint32_t span, struct kv_fast_scratch *scratch)
 {
 	const struct kv_fast_item *item = task->item;
+	const struct kv_layer_spec *layer = &task->pool->pages->spec->layers[task->op->layer];
 	const uint32_t kv_heads = task->pool->pages->spec->kv_heads;
 	const uint32_t first = span * item->span_pieces;
 	const uint32_t end = kv_fast_min(item->n_pieces[0] + item->n_pieces[1], first + item->span_pieces);
@@ -375,8 +420,12 @@ void kv_fast_attend(const struct kv_fast_task *task, uint32_t span, struct kv_fa
 				.n_heads = kv_fast_min(kv_heads - head, n_heads),
 				.query_first = query,
 				.n_queries = kv_fast_min(task->n_queries - query, n_queries),
+				.softcap = base_2(layer->softcap),
 				.scratch = scratch };
 
+			if (span + 1 < item->n_spans)
+				pass.next_partial = (uint64_t)kv_heads * task->n_queries *
+					kv_fast_partial_bytes(task->pool, task->layer);
 			/* The kernels take 1, 2 or 4. */
 			pass.n_filled = pass.n_queries + (pass.n_queries % 4 == 3);
 			for (uint32_t h = 0; h < pass.n_heads; h++) {
