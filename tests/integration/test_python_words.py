@@ -88,7 +88,7 @@ class Words(unittest.TestCase):
         session = self.client.open("tq4", "silent", lease_ms=50)
         time.sleep(0.4)
         for call, args in ((session.read, (1, 0)), (session.append, (1, 0, *self.rows(1))), (self.client.attach, ("silent",))):
-            self.told(Status.SESSION_EXPIRED, "the session's lease ran out; any call renews it, ping() too", call, *args)
+            self.told(Status.SESSION_EXPIRED, "the session's lease ran out; any call renews one, ping too; open takes lease_ms", call, *args)
 
     def test_limits_are_told_with_their_size(self):
         with self.client.open("tq4", tokens_max=10, sequences_max=1) as session:

@@ -249,7 +249,7 @@ def error_of(frame):
     if detail.startswith(name):  # the exception's text begins with it anyway
         detail = detail[len(name):]
     if header.status == Status.SESSION_EXPIRED:
-        detail = (detail or status_text(header.status)) + "; any call renews it, ping() too, and open(lease_ms=) asks for more"
+        detail = (detail or status_text(header.status)) + "; any call renews one, ping too; open takes lease_ms"
     return TqkvError(
         header.status, detail or status_text(header.status),
         scope=SCOPES[error.scope] if 0 < error.scope < len(SCOPES) else None,
