@@ -184,6 +184,35 @@ static void place_slots(struct kv_fast_side *side, struct kv_fast_part *part,
 	}
 }
 
+/*
+ * Slots of V's bits. A codebook is antisymmetric, so one of 2 bits is the sum of two numbers, each of which a
+ * bit adds or subtracts.
+ */
+static void place_bits(struct kv_fast_side *side, struct kv_fast_part *part, const struct kv_segment *segment,
+	uint32_t first, const struct kv_fast_kernels *kernels)
+{
+	const uint32_t n_bits = part->n * part->bits;
+	const float *table = segment->table + (part->bits == 1 ? 0 : 2);
+	const float added[2] = { part->bits == 1 ? table[1] : (table[1] - table[0]) / 2,
+		(table[1] + table[0]) / 2 };
+
+	part->table_scale = 1;
+	part->is_shifted = kernels->takes_shifted(true, 1, n_bits);
+	part->slot = side->n_slots;
+	part->n_slots = (n_bits + KV_FAST_BITS_SUMS - 1) / KV_FAST_BITS_SUMS * KV_FAST_BITS_SUMS;
+	side->n_slots += part->n_slots;
+	KV_ASSERT(side->n_slots <= KV_FAST_SLOTS_MAX);
+	for (uint32_t s = 0; s < part->n_slots; s++) {
+		const uint32_t bit = part->is_shifted ? kernels->code_of_slot(true, 1, n_bits, s) : s;
+		const uint32_t channel = first + bit / part->bits;
+
+		side->prepared_of[part->slot + s] =
+			bit < n_bits ? (uint16_t)(segment->prepared_idx + channel) : KV_FAST_SLOT_NONE;
+		side->factor_of[part->slot + s] = added[bit % part->bits] *
+			(segment->factors && bit < n_bits ? segment->factors[channel] : 1);
+	}
+}
+
 /* The table of codes, in every form that kernels look it up in. Parts of a segment make the same one. */
 static void make_table(struct kv_fast_side *side, struct kv_fast_part *part, const struct kv_row_codec *codec,
 	uint32_t segment_idx, bool is_v, const struct kv_fast_kernels *kernels)
@@ -255,19 +284,22 @@ static void add_part(struct kv_fast_side *side, const struct kv_row_codec *codec
 	part->offset = segment->offset + first * segment->bits / 8;
 	part->table = side->tables[segment_idx];
 	part->is_shifted = kernels->takes_shifted(is_v, part->bits, part->n);
-	part->has_short_sums = is_v && kernels->code_of_short_slot && part->bits > 1;
-	if (part->bits == 1 || (part->bits == 2 && segment->codebook && !is_v))
+	/* Of V 2 bits gain from it where products are the alternative that takes 16 bits. */
+	if (part->bits == 1 ||
+		(part->bits == 2 && segment->codebook && (!is_v || kernels->code_of_short_slot)))
 		part->kind = KV_FAST_BITS;
+	part->has_short_sums = is_v && kernels->code_of_short_slot && part->kind == KV_FAST_CODES;
 	make_table(side, part, codec, segment_idx, is_v, kernels);
 	if (part->kind == KV_FAST_BITS) {
 		KV_ASSERT(part->table[0] == -part->table[(1u << part->bits) - 1]);
+		if (is_v) {
+			place_bits(side, part, segment, first, kernels);
+			return;
+		}
+		/* Channel i in slot i, as far as there are channels: kv_fast_prepare() makes tables. */
 		part->has_split_tables = kernels->has_split_tables;
-		if (is_v)
-			part->table_scale *= part->table[1];
-		else /* channel i in slot i, as far as there are channels: kv_fast_prepare() makes tables */
-			part->is_shifted = false;
-		place_slots(side, part, segment, first, is_v ? KV_FAST_BITS_SUMS : 4 * part->bits * part->n,
-			is_v, kernels);
+		part->is_shifted = false;
+		place_slots(side, part, segment, first, 4 * part->bits * part->n, is_v, kernels);
 		return;
 	}
 	place_slots(side, part, segment, first, KV_FAST_CODES_STEP, is_v, kernels);

@@ -15,10 +15,16 @@ INLINE __m256i choose_bytes(__m256i a, __m256i b, __m256i choice)
 /* Of codes: entries of a table, or of a smooth one, or themselves. */
 enum meaning { ENTRIES, SMOOTH, WHOLE_NUMBERS, E4M3 };
 
+/* By a repeated load and a blend: a load into half a register takes one of the two ports that shuffle. */
 INLINE __m256i load_two(const uint8_t *a, const uint8_t *b)
 {
-	return _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(const void *)b),
-		_mm_loadu_si128((const __m128i *)(const void *)a));
+	__m256i both;
+
+	__asm__("vbroadcasti128 %1, %0\n\tvpblendd $15, %2, %0, %0"
+		: "=&x"(both)
+		: "m"(*(const uint8_t(*)[16])(const void *)b),
+		"x"(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)a))));
+	return both;
 }
 
 INLINE int64_t word_64(const uint8_t *from)

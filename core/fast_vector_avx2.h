@@ -142,6 +142,12 @@ INLINE void split_indices(__m256i bytes, __m256i indices[2])
 	indices[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
 }
 
+/* 64 bits of each of two places, in the halves of a register: by a blend, as load_two(). */
+INLINE __m256i load_two_words(const uint8_t *a, const uint8_t *b)
+{
+	return _mm256_blend_epi32(_mm256_set1_epi64x(word_64(a)), _mm256_set1_epi64x(word_64(b)), 0xF0);
+}
+
 /* Of 64 bits of 32 rows (n_steps is 1): index g is bits [4g, 4g + 4) of every row. */
 INLINE void indices_of_rows(
 	const uint8_t *const rows[], uint32_t offset, const uint32_t n_steps, __m256i indices[16])
@@ -151,8 +157,8 @@ INLINE void indices_of_rows(
 	(void)n_steps;
 	UNROLL
 	for (uint32_t i = 0; i < 8; i++)
-		pairs[i] = _mm256_unpacklo_epi8(load_two(rows[i] + offset, rows[i + 16] + offset),
-			load_two(rows[i + 8] + offset, rows[i + 24] + offset));
+		pairs[i] = _mm256_unpacklo_epi8(load_two_words(rows[i] + offset, rows[i + 16] + offset),
+			load_two_words(rows[i + 8] + offset, rows[i + 24] + offset));
 	UNROLL
 	for (uint32_t i = 0; i < 4; i++) {
 		fours[0][i] = _mm256_unpacklo_epi8(pairs[i], pairs[i + 4]);
@@ -172,11 +178,15 @@ INLINE void indices_of_rows(
 	}
 }
 
-INLINE __m128i load_two_words(const uint8_t *a, const uint8_t *b)
+/* 64 bits of each of four places, those of a lane in the order of these: by blends, as load_two(). */
+INLINE __m256i load_four_words(const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d)
 {
-	return _mm_castps_si128(
-		_mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)a)),
-			(const __m64 *)(const void *)b));
+	const __m256i low = _mm256_blend_epi32(
+			      _mm256_set1_epi64x(word_64(a)), _mm256_set1_epi64x(word_64(b)), 0xCC),
+		      high = _mm256_blend_epi32(
+			      _mm256_set1_epi64x(word_64(c)), _mm256_set1_epi64x(word_64(d)), 0xCC);
+
+	return _mm256_blend_epi32(low, high, 0xF0);
 }
 
 /* Bits of `mask` of a, those of b where it has none. */
@@ -198,8 +208,8 @@ INLINE void indices_of_tokens(
 
 	UNROLL
 	for (uint32_t i = 0; i < 4; i++)
-		bits[i] = _mm256_set_m128i(load_two_words(rows[i + 4] + offset, rows[i + 12] + offset),
-			load_two_words(rows[i] + offset, rows[i + 8] + offset));
+		bits[i] = load_four_words(
+			rows[i] + offset, rows[i + 8] + offset, rows[i + 4] + offset, rows[i + 12] + offset);
 	/* Two bits each: of even channels, of odd ones. */
 	UNROLL
 	for (uint32_t i = 0; i < 2; i++) {
