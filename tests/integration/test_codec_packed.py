@@ -91,11 +91,11 @@ def library():
 class Packed(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
+        cls.lib = library()  # first: where it cannot be loaded nothing may be left running
         cls.folder = tempfile.TemporaryDirectory()
         config = pathlib.Path(cls.folder.name) / "tqkvd.json"
         config.write_text(json.dumps({"pools": [{"name": name, **GEOMETRY, **pool} for name, pool in POOLS.items()]}))
         cls.daemon = Daemon("--config", str(config))
-        cls.lib = library()
 
     @classmethod
     def tearDownClass(cls):
