@@ -457,6 +457,29 @@ static enum kv_status check_pairs(const struct srv_options *options, struct kv_e
 	return KV_OK;
 }
 
+/* The second one would be told that another process listens there. Port 0 is another port each time. */
+static enum kv_status check_listen_once(const struct srv_options *options, struct kv_error *err)
+{
+	for (uint32_t i = 1; i < options->n_listen; i++) {
+		const struct kv_io_address *one = &options->listen[i];
+
+		for (uint32_t k = 0; k < i; k++) {
+			const struct kv_io_address *other = &options->listen[k];
+
+			if (one->transport != other->transport)
+				continue;
+			if (one->transport == KV_IO_UNIX && strcmp(one->path, other->path) == 0)
+				return kv_fail(
+					err, KV_BAD_CONFIG, "listen: unix:%s stands there twice", one->path);
+			if (one->transport == KV_IO_TCP && one->port != 0 && one->port == other->port &&
+				strcmp(one->host, other->host) == 0)
+				return kv_fail(err, KV_BAD_CONFIG, "listen: tcp:%s:%u stands there twice",
+					one->host, one->port);
+		}
+	}
+	return KV_OK;
+}
+
 enum kv_status srv_options_check(struct srv_options *options, struct kv_error *err)
 {
 	uint64_t n_bytes;
@@ -468,6 +491,7 @@ enum kv_status srv_options_check(struct srv_options *options, struct kv_error *e
 		return kv_fail(err, KV_BAD_CONFIG,
 			"listen: the list is empty, expected at least one address "
 			"(unix:PATH or tcp:HOST:PORT)");
+	status = check_listen_once(options, err);
 	for (uint32_t i = 0; i < options->n_listen && status == KV_OK; i++) {
 		options->listen[i].socket_mode = options->socket_mode;
 		status = check_reach(

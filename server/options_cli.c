@@ -141,6 +141,8 @@ static enum kv_status walk_first(
 			options->is_check_only = true;
 		if (code != CODE_CONFIG)
 			continue;
+		if (!value[0])
+			return kv_fail(err, KV_BAD_CONFIG, "--config: '' is no file");
 		if (strlen(value) >= sizeof(options->config_path))
 			return kv_fail(err, KV_BAD_CONFIG,
 				"--config: the path has %zu bytes, at most %zu are allowed", strlen(value),

@@ -247,6 +247,10 @@ START_TEST(test_options_addresses)
 	const char *many[64] = { NULL };
 
 	ASSERT_REFUSED("--listen", "expected unix:PATH or tcp:HOST:PORT", "--listen", "udp:1");
+	ASSERT_REFUSED("listen: unix:/x stands there twice", "unix", "--listen=unix:/x", "--listen=unix:/x");
+	ASSERT_REFUSED("listen: tcp:127.0.0.1:7 stands", "twice", "--listen=tcp:127.0.0.1:7",
+		"--listen=unix:/x", "--listen=tcp:127.0.0.1:7");
+	ASSERT_REFUSED("--config", "is no file", "--config=");
 	ASSERT_REFUSED("--listen", "UTF-8", "--listen", "unix:/\xff");
 	ASSERT_REFUSED("listen: 0.0.0.0:7870 can be reached from other machines", "--insecure", "--listen",
 		"tcp:0.0.0.0:7870");
