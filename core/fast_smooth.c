@@ -120,10 +120,14 @@ static bool is_near(const struct smooth *smooth, int32_t entry_max)
 	for (uint32_t i = 0; i < smooth->n; i++) {
 		const int32_t step = smooth->steps[i],
 			      factor = smooth->a[step] + slope_part(smooth, smooth->b[step], i);
+
+		if (factor < 0 || factor > INT16_MAX)
+			return false;
+
 		const int32_t entry = multiply_rounded(smooth->x[i], factor);
 		const double off = fabs(entry - smooth->values[i]);
 
-		if (factor < 0 || factor > INT16_MAX || entry > entry_max)
+		if (entry > entry_max)
 			return false;
 		all += smooth->weights[i];
 		error += smooth->weights[i] * off * off;
