@@ -115,15 +115,26 @@ INLINE __m512i codes_of(const uint8_t *codes, uint32_t v, const uint32_t bits)
 	return _mm512_srlv_epi16(_mm512_permutexvar_epi8((__m512i)bytes, packed), (__m512i)shifts);
 }
 
+/* By a repeated load and a blend: loads into a part of a register take one of the two ports that shuffle. */
+INLINE __m256i load_two(const uint8_t *a, const uint8_t *b)
+{
+	__m256i both;
+
+	__asm__("vbroadcasti128 %1, %0\n\tvpblendd $15, %2, %0, %0"
+		: "=&x"(both)
+		: "m"(*(const uint8_t(*)[16])(const void *)b),
+		"x"(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)a))));
+	return both;
+}
+
 /* Codes of channels [LANES * v, + LANES) of two rows in turn. */
 INLINE __m512i codes_of_two(const uint8_t *a, const uint8_t *b, uint32_t v, const uint32_t bits)
 {
 	enum { second = 16 };
 	const i8_bytes_64 bytes = { PAIRS_16(0), PAIRS_16(16), PAIRS_16(32), PAIRS_16(48) };
 	const i16_words_32 shifts = { SHIFTS_8(0, 2), SHIFTS_8(8, 2), SHIFTS_8(16, 2), SHIFTS_8(24, 2) };
-	const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)(a + (size_t)v * 2 * bits));
-	const __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(b + (size_t)v * 2 * bits));
-	const __m512i packed = _mm512_inserti32x4(_mm512_zextsi128_si512(low), high, 1);
+	const __m512i packed = _mm512_castsi256_si512(
+		load_two(a + (size_t)v * 2 * bits, b + (size_t)v * 2 * bits)); /* no more is looked at */
 
 	if (bits == 8)
 		return _mm512_maskz_permutexvar_epi8(0x5555555555555555, (__m512i)bytes, packed);
@@ -170,18 +181,6 @@ INLINE void values_of_pairs(const struct lookup *lookup, const uint8_t *a, const
 	}
 	out[0] = value_of(lookup, codes_of_two(a, b, v, bits), bits, is_value);
 	out[1] = value_of(lookup, codes_of_two(a, b, v + 1, bits), bits, is_value);
-}
-
-/* By a repeated load and a blend: loads into a part of a register take one of the two ports that shuffle. */
-INLINE __m256i load_two(const uint8_t *a, const uint8_t *b)
-{
-	__m256i both;
-
-	__asm__("vbroadcasti128 %1, %0\n\tvpblendd $15, %2, %0, %0"
-		: "=&x"(both)
-		: "m"(*(const uint8_t(*)[16])(const void *)b),
-		"x"(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)a))));
-	return both;
 }
 
 /* 16 bytes of each of four places. */
