@@ -305,6 +305,30 @@ static bool finish_logits(const struct pass *pass, const struct step *step, uint
 	return true;
 }
 
+#define TOUCHED_ROWS      4u
+#define TOUCHED_BYTES_MAX 128u /* longer rows would not stay there */
+
+/*
+ * Exponentials need no rows, so values of the first KV head are brought into the first-level cache along
+ * them: scales of all its rows are what comes next. Four rows for each query.
+ */
+static void touch_values(const struct pass *pass, const struct step *step, uint32_t seat_idx)
+{
+	const struct kv_row_view *view = step->source->v_view;
+	const uint32_t row_bytes = step->source->v_row_bytes;
+	const uint32_t t = step->begin + seat_idx * TOUCHED_ROWS;
+
+	if (row_bytes > TOUCHED_BYTES_MAX || t < step->lo || t + TOUCHED_ROWS > step->hi)
+		return;
+
+	const uint8_t *row = kv_row_view_at(view, t) + pass->head_first * row_bytes;
+
+	for (uint32_t i = 0; i < TOUCHED_ROWS; i++, row += view->token_bytes) {
+		__builtin_prefetch(row);
+		__builtin_prefetch(row + row_bytes - 1);
+	}
+}
+
 /* Turns logits of all queries into weights against their maxima; false when none sees these tokens. */
 static bool weigh_step(const struct pass *pass, const struct step *step)
 {
@@ -319,6 +343,7 @@ static bool weigh_step(const struct pass *pass, const struct step *step)
 	for (uint32_t seat = 0; seat < n_seats; seat++) {
 		struct kv_fast_partial *partial = pass->scratch->seats[seat].partial;
 
+		touch_values(pass, step, seat);
 		if (!is_seen[seat])
 			continue;
 		for (uint32_t at = 0; at < ASKED_BYTES; at += 64)
