@@ -7,7 +7,7 @@
 #include "core/fast_internal.h"
 
 static void begin_task(struct kv_fast_pool *pool, const struct kv_batch *batch,
-	const struct kv_fast_item *item, uint32_t head, struct kv_fast_task *task)
+	struct kv_fast_item *item, uint32_t head, struct kv_fast_task *task)
 {
 	const struct kv_pool_spec *spec = pool->pages->spec;
 
@@ -41,8 +41,10 @@ static struct kv_finding prepare(const struct kv_fast_task *task, struct kv_fast
 		kv_rows_load_f32(dtype,
 			task->op->q + kv_fast_place_of(task, query) * k_dim * kv_dtype_bytes(dtype), k_dim,
 			scratch->q);
-		if (!kv_rows_are_finite(scratch->q, k_dim))
+		if (!kv_rows_are_finite(scratch->q, k_dim)) {
+			atomic_store_explicit(&task->item->is_refused, true, memory_order_relaxed);
 			return found(task, KV_BAD_VALUE, kv_fast_row_of(task, query));
+		}
 		prepared->offset =
 			(float)(scale * kv_attention_prepare(&task->input, scratch->q, scratch->prepared));
 		bool is_held = kv_fast_prepare(&task->layer->k, scratch->prepared, scale,
@@ -185,7 +187,7 @@ static struct kv_finding merge(
 
 /* ---- running ---- */
 
-static const struct kv_fast_item *item_of_span(const struct kv_fast_pool *pool, uint64_t task_idx)
+static struct kv_fast_item *item_of_span(struct kv_fast_pool *pool, uint64_t task_idx)
 {
 	uint32_t lo = 0, hi = pool->n_items;
 
@@ -213,7 +215,7 @@ struct kv_finding kv_fast_run_task(struct kv_fast_pool *pool, const struct kv_ba
 	struct kv_batch_scratch *scalar)
 {
 	const uint32_t kv_heads = pool->pages->spec->kv_heads;
-	const struct kv_fast_item *item =
+	struct kv_fast_item *item =
 		step == KV_FAST_SPANS ? item_of_span(pool, task_idx) : &pool->items[task_idx / kv_heads];
 	/* Of spans: all heads of one, or one head of an item that is not served. */
 	const uint32_t at =
@@ -228,10 +230,10 @@ struct kv_finding kv_fast_run_task(struct kv_fast_pool *pool, const struct kv_ba
 		return found(&task, KV_OK, 0);
 	if (step == KV_FAST_PREPARE)
 		return prepare(&task, fast);
-	if (batch->results[task.op->result_idx].status == KV_OK) {
-		if (step != KV_FAST_SPANS)
-			return merge(&task, fast, scalar);
-		kv_fast_attend(&task, at, fast);
-	}
+	if (atomic_load_explicit(&item->is_refused, memory_order_relaxed))
+		return found(&task, KV_OK, 0);
+	if (step == KV_FAST_MERGE)
+		return merge(&task, fast, scalar);
+	kv_fast_attend(&task, at, fast);
 	return found(&task, KV_OK, 0);
 }

@@ -5,6 +5,8 @@
 #ifndef CORE_FAST_INTERNAL_H
 #define CORE_FAST_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "core/checked.h"
 #include "core/fast_decode.h"
 
@@ -19,6 +21,10 @@ struct kv_fast_layer {
 struct kv_fast_item {
 	uint32_t op_idx, row_first, n_rows;
 	bool is_scalar;
+	/* A query that is no number was found, in an earlier wave or while queries are prepared: nobody
+	 * attends to it. What is found later keeps no head from looking at its rows, so that the first one is
+	 * told. */
+	atomic_bool is_refused;
 	struct kv_attention_range tokens; /* of all its rows together */
 	uint32_t n_pieces[2];             /* of [0, first_hi) and of [lo, hi) */
 	uint32_t n_spans, span_pieces;
@@ -103,7 +109,7 @@ static inline float *kv_fast_exact_sums(struct kv_fast_partial *partial, const s
 
 struct kv_fast_task {
 	struct kv_fast_pool *pool;
-	const struct kv_fast_item *item;
+	struct kv_fast_item *item;
 	const struct kv_decode_op *op;
 	const struct kv_fast_layer *layer;
 	struct kv_attention_input input; /* of KV head `head` */

@@ -132,8 +132,9 @@ static void lay_out(const struct kv_fast_pool *pool, const struct kv_decode_op *
 }
 
 /* Adds the next rows of the next decode; false when they do not fit any more. */
-static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, uint64_t *n_bytes)
+static bool add_item(struct kv_fast_pool *pool, const struct kv_batch *batch, uint64_t *n_bytes)
 {
+	const struct kv_decode_op *op = &batch->decodes[pool->op_next];
 	const struct kv_fast_layer *layer = &pool->layers[op->layer];
 	const uint64_t q_heads = pool->pages->spec->q_heads;
 	struct kv_fast_item *item = &pool->items[pool->n_items];
@@ -144,6 +145,7 @@ static bool add_item(struct kv_fast_pool *pool, const struct kv_decode_op *op, u
 		.row_first = pool->row_next,
 		.n_rows = op->q_len - pool->row_next,
 		.is_scalar = !layer->is_fast,
+		.is_refused = batch->results[op->result_idx].status != KV_OK,
 		.task_first = pool->n_span_tasks };
 	if (item->is_scalar) {
 		item->n_tasks = pool->pages->spec->kv_heads;
@@ -181,7 +183,7 @@ bool kv_fast_next_wave(struct kv_fast_pool *pool, const struct kv_batch *batch)
 
 	pool->n_items = 0;
 	pool->n_span_tasks = 0;
-	while (pool->op_next < batch->n_decodes && add_item(pool, &batch->decodes[pool->op_next], &n_bytes)) {
+	while (pool->op_next < batch->n_decodes && add_item(pool, batch, &n_bytes)) {
 		if (pool->row_next == batch->decodes[pool->op_next].q_len) {
 			pool->op_next++;
 			pool->row_next = 0;

@@ -122,6 +122,37 @@ START_TEST(test_fast_queries_beyond_float32)
 }
 END_TEST
 
+/* Logits beyond any range in two heads: the first row is told, whichever head is looked at first. */
+START_TEST(test_fast_first_row_of_several_heads)
+{
+	const char *pool = "{\"name\":\"p\",\"layers\":1,\"q_heads\":2,\"kv_heads\":2,\"head_dim\":64,"
+			   "\"k\":\"bf16\",\"v\":\"bf16\",\"block_size\":16,\"blocks\":16}";
+	const struct kv_fast_kernels *kernels = kv_fast_kernels_at((uint32_t)_i);
+
+	for (uint32_t first = 0; kernels && first < 2; first++) {
+		struct batch_rig rig;
+		struct batch_seq seq;
+		struct kv_decode_op *op;
+
+		rig_init_with(&rig, 1, kernels, pool);
+		seq_init(&rig, &seq, 0, 1);
+		multiply(seq_append(&rig, &seq, 0, 1, N_FIRST, KV_DTYPE_F32, true)->k.base,
+			(size_t)2 * N_FIRST * DIM, 1e30f);
+		op = seq_decode(&rig, &seq, 0, 4, N_FIRST);
+		for (uint32_t row = 0; row < 4; row++) {
+			for (uint32_t h = 0; h < 2; h++)
+				multiply((uint8_t *)op->q + (2 * row + h) * DIM * sizeof(float), DIM,
+					row > (h == first ? 0 : 1) ? 1e30f : 1e-30f);
+		}
+		rig_run(&rig);
+		ck_assert_int_eq(rig.batch.results[op->result_idx].status, KV_BAD_VALUE);
+		ck_assert_uint_eq(rig.batch.results[op->result_idx].row, 1);
+		seq_finish(&seq);
+		rig_finish(&rig);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("fast overflow");
@@ -132,6 +163,7 @@ int main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_loop_test(tc, test_fast_logits_that_overflow, 0, N_SETS);
 	tcase_add_loop_test(tc, test_fast_queries_beyond_float32, 0, N_SETS);
+	tcase_add_loop_test(tc, test_fast_first_row_of_several_heads, 0, N_SETS);
 	suite_add_tcase(suite, tc);
 	return kv_test_run(suite, CK_NOFORK);
 }
