@@ -6,8 +6,8 @@
 
 #include "core/fast_internal.h"
 
-static void begin_task(struct kv_fast_pool *pool, const struct kv_batch *batch,
-	struct kv_fast_item *item, uint32_t head, struct kv_fast_task *task)
+static void begin_task(struct kv_fast_pool *pool, const struct kv_batch *batch, struct kv_fast_item *item,
+	uint32_t head, struct kv_fast_task *task)
 {
 	const struct kv_pool_spec *spec = pool->pages->spec;
 
