@@ -1,6 +1,6 @@
 /*
  * The CPU backend: core/backend.h on worker threads. Scalar it is the oracle of every other backend; with
- * fast kernels it decodes within their bounds (core/DESIGN.md) what they take, and stores the same bytes. Its
+ * fast kernels it decodes within their bounds (core/FAST.md) what they take, and stores the same bytes. Its
  * results do not depend on the number of threads.
  */
 #ifndef CORE_BACKEND_CPU_H

@@ -1,5 +1,5 @@
 /*
- * Fast attention over packed rows: what the fast CPU backend computes with (core/DESIGN.md, Fast path).
+ * Fast attention over packed rows: what the fast CPU backend computes with (core/FAST.md).
  *
  * A row codec is seen as parts: channels that share one scale, as codes of a table or as numbers. Tables,
  * queries and weights are rounded to 16-bit integers and multiplied pairwise into 32-bit sums, which cannot

@@ -4,7 +4,7 @@
  * A register holds the same channels of two rows, so that few lanes are left to be summed up. The values that
  * come next are looked up between the products of those that are there, in an order that is written out:
  * where lookups stand in front of the products that wait for them, both take a seventh longer
- * (core/DESIGN.md, Fast decodes).
+ * (core/FAST.md).
  */
 #ifndef CORE_FAST_NIBBLES_AVX2_H
 #define CORE_FAST_NIBBLES_AVX2_H

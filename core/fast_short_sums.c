@@ -3,7 +3,7 @@
  * for AVX2 only: products are rounded to 16 bits (vpmulhrsw), so a register has the sums of 16 channels in
  * place of 8, rows are taken one by one, and none are put side by side.
  *
- * Weights of 32 tokens add up to less than 2^15, so that no sum overflows; core/DESIGN.md has the error.
+ * Weights of 32 tokens add up to less than 2^15, so that no sum overflows; core/FAST.md has the error.
  */
 #include "core/fast_set.h"
 

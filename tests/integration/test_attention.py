@@ -202,7 +202,7 @@ class Attention(unittest.TestCase):
 
 
 class FastAttention(Attention):
-    """core/DESIGN.md, Fast decodes: at most 2e-3."""
+    """core/FAST.md: at most 2e-3."""
 
     backend, bound = "cpu", 2e-3
 

@@ -161,7 +161,7 @@ class Windows(unittest.TestCase):
 
 
 class FastWindows(Windows):
-    """core/DESIGN.md, Fast decodes: at most 2e-3."""
+    """core/FAST.md: at most 2e-3."""
 
     backend, bound = "cpu", 2e-3
 

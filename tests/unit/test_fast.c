@@ -12,7 +12,7 @@
 
 #define N_SETS 2
 #define N_SEEN 93u
-/* core/DESIGN.md, Fast decodes: numbers, tables of whole numbers, codebooks. */
+/* core/FAST.md: numbers, tables of whole numbers, codebooks. */
 #define BOUND_NUMBERS 1e-5
 #define BOUND_WHOLE   1e-3
 #define BOUND_TABLES  2e-3
@@ -343,7 +343,7 @@ START_TEST(test_fast_softcap_and_slopes)
 END_TEST
 
 /*
- * Rounding the weights of a step costs at most 16 / 32767 of their sum (core/DESIGN.md): where they are
+ * Rounding the weights of a step costs at most 16 / 32767 of their sum (core/FAST.md): where they are
  * alike, where one is all and the others are just below a half of its unit, where one is just above and just
  * below a quarter of all, where there is none. Rows of whole numbers, so that nothing else is rounded.
  */
@@ -504,7 +504,7 @@ static void check_spikes_as_v(const struct kv_fast_kernels *kernels, const struc
 
 /*
  * Rows of E4M3 are not rotated, so one channel may be far above the others: what their tables and the
- * rounding of queries and weights cost stays below what core/DESIGN.md says, and no sum overflows.
+ * rounding of queries and weights cost stays below what core/FAST.md says, and no sum overflows.
  */
 START_TEST(test_fast_e4m3_spikes)
 {

@@ -23,7 +23,7 @@
 #define N_SEEN 93u
 #define HEADS  2u /* KV */
 #define SLICE  40u
-/* core/DESIGN.md, Fast decodes: numbers, tables of whole numbers, codebooks. */
+/* core/FAST.md: numbers, tables of whole numbers, codebooks. */
 #define BOUND_NUMBERS 1e-5
 #define BOUND_WHOLE   1e-3
 #define BOUND_TABLES  2e-3

@@ -13,7 +13,7 @@
 #define N_TOKENS 200003u
 #define Q_HEADS  8u
 #define DIM      16u
-/* core/DESIGN.md, Fast decodes: numbers; a logarithm has float32's own rounding beside it. */
+/* core/FAST.md: numbers; a logarithm has float32's own rounding beside it. */
 #define BOUND     1e-5
 #define BOUND_LSE 0x1p-23
 

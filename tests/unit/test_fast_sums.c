@@ -47,7 +47,7 @@ static void make_weights(uint64_t *seed, int kind, float *weights)
 }
 
 /*
- * The error of a channel is at most 16 / 32735 of the weighted ranges of its group (core/DESIGN.md), and that
+ * The error of a channel is at most 16 / 32735 of the weighted ranges of its group (core/FAST.md), and that
  * of all channels together within the promise.
  */
 static void check_sums(const struct kv_fast_kernels *kernels, const struct kv_fast_side *side,
@@ -135,7 +135,7 @@ START_TEST(test_fast_sums_of_whole_numbers)
 }
 END_TEST
 
-/* The error of a channel is at most 32 / 65503 of the weighted sizes of its numbers (core/DESIGN.md). */
+/* The error of a channel is at most 32 / 65503 of the weighted sizes of its numbers (core/FAST.md). */
 static void check_bits(const struct kv_fast_kernels *kernels, const struct kv_row_codec *codec,
 	const struct kv_fast_side *side, const struct kv_fast_rows *rows, const float *weights,
 	uint32_t n_queries)
