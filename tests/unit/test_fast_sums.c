@@ -91,6 +91,23 @@ static void check_sums(const struct kv_fast_kernels *kernels, const struct kv_fa
 	ck_assert_double_le(sqrt(error), 2e-3 * sqrt(norm));
 }
 
+/* A pool whose V rows have a format, and them as the kernels see them. */
+static const struct kv_row_codec *open_side(struct batch_rig *rig, const struct kv_fast_kernels *kernels,
+	uint32_t dim, const char *format, struct kv_fast_side *side)
+{
+	const struct kv_row_codec *codec;
+	char json[256];
+
+	snprintf(json, sizeof(json),
+		"{\"name\":\"p\",\"layers\":1,\"q_heads\":1,\"kv_heads\":1,\"block_size\":16,"
+		"\"blocks\":16,\"head_dim\":%u,\"k\":\"f32\",\"v\":\"%s\"}",
+		dim, format);
+	rig_init_with(rig, 0, kernels, json);
+	codec = rig->spec->layers[0].v;
+	ck_assert(kv_fast_side_init(side, codec, true, kernels));
+	return codec;
+}
+
 /* Whole numbers of all widths, however they lie in their groups, and however weights differ. */
 START_TEST(test_fast_sums_of_whole_numbers)
 {
@@ -106,16 +123,9 @@ START_TEST(test_fast_sums_of_whole_numbers)
 
 	for (int c = 0; kernels && c < (int)KV_LENGTH(formats) * N_ROWS_KINDS; c++) {
 		struct batch_rig rig;
-		char json[256];
+		const struct kv_row_codec *codec =
+			open_side(&rig, kernels, DIM, formats[c / N_ROWS_KINDS], &side);
 
-		snprintf(json, sizeof(json),
-			"{\"name\":\"p\",\"layers\":1,\"q_heads\":1,\"kv_heads\":1,\"block_size\":16,"
-			"\"blocks\":16,\"head_dim\":128,\"k\":\"f32\",\"v\":\"%s\"}",
-			formats[c / N_ROWS_KINDS]);
-		rig_init_with(&rig, 0, kernels, json);
-		const struct kv_row_codec *codec = rig.spec->layers[0].v;
-
-		ck_assert(kv_fast_side_init(&side, codec, true, kernels));
 		rows.row_bytes = codec->row_bytes;
 		for (uint32_t t = 0; t < N; t++) {
 			uint8_t *row = bytes + (size_t)t * codec->row_bytes;
@@ -188,16 +198,8 @@ START_TEST(test_fast_sums_of_bits)
 
 	for (size_t c = 0; kernels && c < KV_LENGTH(dims); c++) {
 		struct batch_rig rig;
-		char json[256];
+		const struct kv_row_codec *codec = open_side(&rig, kernels, dims[c], "tq1", &side);
 
-		snprintf(json, sizeof(json),
-			"{\"name\":\"p\",\"layers\":1,\"q_heads\":1,\"kv_heads\":1,\"block_size\":16,"
-			"\"blocks\":16,\"head_dim\":%u,\"k\":\"f32\",\"v\":\"tq1\"}",
-			dims[c]);
-		rig_init_with(&rig, 0, kernels, json);
-		const struct kv_row_codec *codec = rig.spec->layers[0].v;
-
-		ck_assert(kv_fast_side_init(&side, codec, true, kernels));
 		rows.row_bytes = codec->row_bytes;
 		for (uint32_t t = 0; t < N; t++) {
 			uint8_t *row = bytes + (size_t)t * codec->row_bytes;

@@ -75,26 +75,34 @@ START_TEST(test_prefix_nobody_is_evicted_for_himself)
 }
 END_TEST
 
-/* Above the high mark the daemon makes room by itself, until the low one, and only of what may go. */
-START_TEST(test_prefix_watermarks)
+/* A pool with these marks, and n sequences of a block of ten, which may go. */
+static void rig_init_filled(struct rig *rig, uint32_t high_percent, uint32_t low_percent, uint64_t n)
 {
-	static const struct kv_domain_limits limits = { .sessions_max = 4,
+	const struct kv_domain_limits limits = { .sessions_max = 4,
 		.sequences_max = 20,
 		.lease_ms = 1000,
 		.lease_ms_max = 1000,
-		.evict_high_percent = 80,
-		.evict_low_percent = 50 };
-	struct rig rig;
-	struct kv_item item;
+		.evict_high_percent = high_percent,
+		.evict_low_percent = low_percent };
 
-	kv_test_domain_init(&rig.test, &limits, RIG_POOL, RIG_GROUPS, 1);
-	rig.pool = rig.test.pool;
-	rig.session = kv_test_open(&rig.test);
-	for (uint64_t id = 1; id <= 8; id++) {
-		item = plan(&rig, KV_ITEM_APPEND, id, 0, 16, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
+	kv_test_domain_init(&rig->test, &limits, RIG_POOL, RIG_GROUPS, 1);
+	rig->pool = rig->test.pool;
+	rig->session = kv_test_open(&rig->test);
+	for (uint64_t id = 1; id <= n; id++) {
+		struct kv_item item =
+			plan(rig, KV_ITEM_APPEND, id, 0, 16, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
+
 		finish(&item, KV_OK, KV_OK, 16);
 	}
-	kv_domain_release(rig.test.domain, 1024);
+	kv_domain_release(rig->test.domain, 1024);
+}
+
+/* Above the high mark the daemon makes room by itself, until the low one, and only of what may go. */
+START_TEST(test_prefix_watermarks)
+{
+	struct rig rig;
+
+	rig_init_filled(&rig, 80, 50, 8);
 	ck_assert_uint_eq(n_free(&rig, 0), 2);
 	append_now(&rig, 9, 0, 16);
 	kv_domain_release(rig.test.domain, 1024);
@@ -111,22 +119,9 @@ END_TEST
 /* A high mark alone keeps a pool at that mark. */
 START_TEST(test_prefix_high_mark_alone)
 {
-	static const struct kv_domain_limits limits = { .sessions_max = 4,
-		.sequences_max = 20,
-		.lease_ms = 1000,
-		.lease_ms_max = 1000,
-		.evict_high_percent = 80 };
 	struct rig rig;
-	struct kv_item item;
 
-	kv_test_domain_init(&rig.test, &limits, RIG_POOL, RIG_GROUPS, 1);
-	rig.pool = rig.test.pool;
-	rig.session = kv_test_open(&rig.test);
-	for (uint64_t id = 1; id <= 9; id++) {
-		item = plan(&rig, KV_ITEM_APPEND, id, 0, 16, 0, 4, KV_ITEM_CREATE | KV_ITEM_EVICTABLE);
-		finish(&item, KV_OK, KV_OK, 16);
-	}
-	kv_domain_release(rig.test.domain, 1024);
+	rig_init_filled(&rig, 80, 0, 9);
 	ck_assert_uint_eq(n_free(&rig, 0), 2);
 	ck_assert_uint_eq(rig.pool->n_evicted_sequences, 1);
 	rig_finish(&rig);
